@@ -1,0 +1,121 @@
+"""Random problems and orders for property tests."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import strategies as st
+
+from zbsolve.ops import Kind, Op
+from zbsolve.placement import Placement
+from zbsolve.problem import Problem
+from zbsolve.profile import Link, LinkOverride, Profile, StageCost
+from zbsolve.timetable import Order
+
+
+def stage_costs(*, largest_ns: int = 20, largest_bytes: int = 8) -> st.SearchStrategy[StageCost]:
+    """Costs of every shape: zero durations, W that keeps nothing or more than F held, cheap and dear fused."""
+    ns, size = st.integers(0, largest_ns), st.integers(0, largest_bytes)
+
+    def build(f, b, w, fused, act, keep, work, static, out):
+        return StageCost(
+            forward_ns=f + 1,
+            backward_input_ns=b,
+            backward_weight_ns=w,
+            backward_ns=max(b, w, b + w + fused),
+            activation_bytes=act,
+            backward_weight_bytes=keep,
+            workspace_bytes=work,
+            static_bytes=static,
+            output_bytes=out,
+        )
+
+    return st.builds(build, ns, ns, ns, st.integers(-3, 3), size, size, st.integers(0, 2), size, size)
+
+
+def placements(*, most_ranks: int = 4) -> st.SearchStrategy[Placement]:
+    """Every constructor, and explicit lists in which a rank may hold neighbours."""
+    ranks = st.integers(1, most_ranks)
+
+    def custom(count: int) -> st.SearchStrategy[Placement]:
+        tail = st.lists(st.integers(0, count - 1), max_size=3)
+        return st.tuples(st.permutations(range(count)), tail).map(lambda t: Placement.custom([*t[0], *t[1]]))
+
+    return st.one_of(
+        ranks.map(Placement.linear),
+        st.tuples(ranks, st.integers(1, 3)).map(lambda t: Placement.looped(*t)),
+        ranks.map(Placement.v),
+        ranks.map(lambda r: Placement.wave(r, 4)),
+        ranks.map(Placement.bidirectional),
+        ranks.flatmap(custom),
+    )
+
+
+@st.composite
+def problems(
+    draw: st.DrawFn,
+    *,
+    placement: st.SearchStrategy[Placement] | None = None,
+    most_microbatches: int = 5,
+    limits: bool = False,
+    objective: str | None = None,
+) -> Problem:
+    """Problems on any placement, without a memory limit unless `limits`."""
+    where = draw(placement if placement is not None else placements())
+    stages = tuple(draw(st.lists(stage_costs(), min_size=where.stages, max_size=where.stages)))
+    pairs = [(a, b) for a in range(where.ranks) for b in range(where.ranks) if a != b]
+    special = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2)) if pairs else []
+    bandwidth = st.one_of(st.none(), st.integers(10**8, 10**10))
+    link = Link(
+        latency_ns=draw(st.integers(0, 5)),
+        bytes_per_second=draw(bandwidth),
+        overrides=tuple(
+            LinkOverride(sender=a, receiver=b, latency_ns=draw(st.integers(0, 9)), bytes_per_second=draw(bandwidth))
+            for a, b in special
+        ),
+    )
+    limit = draw(st.sampled_from(["0.5x", "0.75x", "1x", "1.5x", "2x"])) if limits else None
+    return Problem(
+        profile=Profile(stages=stages, link=link),
+        placement=where,
+        microbatches=draw(st.integers(1, most_microbatches)),
+        memory_limit=limit,
+        objective=objective or draw(st.sampled_from(["period", "makespan"])),
+    )
+
+
+def random_order(problem: Problem, seed: int, *, fused: float = 0.3) -> Order:
+    """An order that can finish: operations issued at random as soon as what they need is done; no limit is kept."""
+    rng = random.Random(seed)
+    stages, last = problem.placement.stages, problem.placement.stages - 1
+    waiting = []
+    for j in range(problem.microbatches):
+        for s in range(stages):
+            waiting.append(Op(Kind.FORWARD, s, j))
+            if rng.random() < fused:
+                waiting.append(Op(Kind.BACKWARD, s, j))
+            else:
+                waiting += [Op(Kind.BACKWARD_INPUT, s, j), Op(Kind.BACKWARD_WEIGHT, s, j)]
+    done: set[Op] = set()
+
+    def needs(op: Op) -> list[Op]:
+        if op.kind is Kind.FORWARD:
+            return [Op(Kind.FORWARD, op.stage - 1, op.microbatch)] if op.stage else []
+        if op.kind is Kind.BACKWARD_WEIGHT:
+            return [Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch)]
+        after = [] if op.stage == last else [Op(Kind.BACKWARD_INPUT, op.stage + 1, op.microbatch)]
+        return [Op(Kind.FORWARD, op.stage, op.microbatch), *after]
+
+    rows: list[list[Op]] = [[] for _ in range(problem.placement.ranks)]
+    while waiting:
+        ready = [op for op in waiting if all(n in done for n in needs(op))]
+        op = rng.choice(ready)
+        waiting.remove(op)
+        done.update(op.parts)
+        rows[problem.rank_of(op)].append(op)
+    return Order(tuple(tuple(row) for row in rows))
+
+
+def orders(problem: Problem) -> st.SearchStrategy[Order]:
+    """Random orders of a problem."""
+    return st.integers(0, 2**32).map(lambda seed: random_order(problem, seed))

@@ -1,0 +1,258 @@
+"""What was measured: the cost of every stage and the links between ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from zbsolve.errors import ProfileError
+from zbsolve.units import whole_amount
+
+__all__ = ["Link", "LinkOverride", "Profile", "ProfileSource", "StageCost", "StageSpread"]
+
+MAX_STAGES = 4096
+
+
+def _check_name(name: object, what: str) -> None:
+    if not isinstance(name, str) or len(name) > 200:
+        raise ProfileError(f"{what} must be text of at most 200 characters")
+
+
+def _check_bandwidth(value: object, what: str) -> None:
+    if value is not None and whole_amount(value, what, error=ProfileError) == 0:
+        raise ProfileError(f"{what} must be positive; leave it out for an unlimited link")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """What one microbatch costs on one stage; times in ns, memory in bytes.
+
+    Parameters
+    ----------
+    forward_ns, backward_input_ns, backward_weight_ns
+        Durations of F, B (input gradient) and W (weight gradient).
+    backward_ns
+        Duration of B and W done as one operation; default their sum.
+    activation_bytes
+        Held from the start of the forward.
+    backward_weight_bytes
+        What the end of B leaves until the end of W; may exceed `activation_bytes`.
+    workspace_bytes
+        Extra while any operation of the stage runs.
+    static_bytes
+        Parameters, gradients and optimizer state, always there.
+    output_bytes
+        Sent to the next stage, and as a gradient back.
+    optimizer_ns, grad_reduce_ns
+        Optimizer step and gradient reduction of the stage, once an iteration.
+    name
+        For people.
+
+    Raises
+    ------
+    ProfileError
+        If a number is not a whole one in ``0..2**62``.
+    """
+
+    forward_ns: int
+    backward_input_ns: int
+    backward_weight_ns: int
+    backward_ns: int = -1
+    activation_bytes: int = 0
+    backward_weight_bytes: int = 0
+    workspace_bytes: int = 0
+    static_bytes: int = 0
+    output_bytes: int = 0
+    optimizer_ns: int = 0
+    grad_reduce_ns: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.backward_ns == -1 and not isinstance(self.backward_ns, bool):
+            for field in ("backward_input_ns", "backward_weight_ns"):
+                whole_amount(getattr(self, field), field, error=ProfileError)
+            object.__setattr__(self, "backward_ns", self.backward_input_ns + self.backward_weight_ns)
+        for column in fields(self):
+            if column.name != "name":
+                whole_amount(getattr(self, column.name), column.name, error=ProfileError)
+        _check_name(self.name, "the name of a stage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOverride:
+    """The link of one ordered pair of ranks, where it differs from the default."""
+
+    sender: int
+    receiver: int
+    latency_ns: int = 0
+    bytes_per_second: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("sender", "receiver", "latency_ns"):
+            whole_amount(getattr(self, field), f"link override: {field}", error=ProfileError)
+        if self.sender == self.receiver:
+            raise ProfileError(f"a link joins two ranks, but an override has rank {self.sender} at both ends")
+        _check_bandwidth(self.bytes_per_second, "link override: bytes_per_second")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What a transfer between ranks costs: latency_ns + bytes / bytes_per_second, rounded up.
+
+    Transfers occupy neither rank's compute; on one rank they cost nothing.
+
+    Parameters
+    ----------
+    latency_ns
+        Per transfer.
+    bytes_per_second
+        None for unlimited.
+    overrides
+        Ordered rank pairs that differ.
+    """
+
+    latency_ns: int = 0
+    bytes_per_second: int | None = None
+    overrides: tuple[LinkOverride, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole_amount(self.latency_ns, "link: latency_ns", error=ProfileError)
+        _check_bandwidth(self.bytes_per_second, "link: bytes_per_second")
+        object.__setattr__(self, "overrides", tuple(self.overrides))
+        pairs = [(o.sender, o.receiver) for o in self.overrides]
+        for pair in pairs:
+            if pairs.count(pair) > 1:
+                raise ProfileError(f"the link from rank {pair[0]} to rank {pair[1]} is given twice")
+
+    def between(self, sender: int, receiver: int) -> tuple[int, int | None]:
+        """Latency in ns and bytes per second (None: unlimited) of an ordered pair of ranks."""
+        for override in self.overrides:
+            if override.sender == sender and override.receiver == receiver:
+                return override.latency_ns, override.bytes_per_second
+        return self.latency_ns, self.bytes_per_second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpread:
+    """Interquartile ranges of a stage's measured durations, in ns."""
+
+    forward_ns: int = 0
+    backward_input_ns: int = 0
+    backward_weight_ns: int = 0
+    backward_ns: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            whole_amount(getattr(self, field.name), f"spread: {field.name}", error=ProfileError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSource:
+    """Where a profile comes from.
+
+    Parameters
+    ----------
+    host, device
+        Names of the machine and of the device measured on.
+    split
+        Whose split backward was measured, such as ``"torch"``.
+    versions
+        Pairs of a library and its version.
+    samples
+        Measured repetitions behind each median; 0 if unknown.
+    spread
+        One entry a stage, or none.
+    note
+        Anything a reader should know.
+    """
+
+    host: str = ""
+    device: str = ""
+    split: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+    samples: int = 0
+    spread: tuple[StageSpread, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        whole_amount(self.samples, "source: samples", error=ProfileError)
+        object.__setattr__(self, "versions", tuple((str(k), str(v)) for k, v in self.versions))
+        object.__setattr__(self, "spread", tuple(self.spread))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Measured costs of a pipeline.
+
+    Parameters
+    ----------
+    stages
+        One cost per stage, from input to loss.
+    link
+        Between ranks.
+    name
+        For people.
+    source
+        Where the numbers come from.
+
+    Raises
+    ------
+    ProfileError
+        If there is no stage, more than 4096, or none that takes any time.
+    """
+
+    stages: tuple[StageCost, ...]
+    link: Link = Link()
+    name: str = ""
+    source: ProfileSource = ProfileSource()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stages", tuple(self.stages))
+        if not self.stages:
+            raise ProfileError("a profile needs at least one stage")
+        if len(self.stages) > MAX_STAGES:
+            raise ProfileError(f"a profile holds at most {MAX_STAGES} stages, got {len(self.stages)}")
+        for stage in self.stages:
+            if not isinstance(stage, StageCost):
+                raise ProfileError(f"stages must be StageCost, got {type(stage).__name__}")
+        if not any(s.forward_ns + s.backward_input_ns + s.backward_weight_ns for s in self.stages):
+            raise ProfileError("the stages take no time at all: every forward and backward is 0 ns")
+        _check_name(self.name, "the name of a profile")
+        if self.source.spread and len(self.source.spread) != len(self.stages):
+            raise ProfileError(
+                f"the source gives the spread of {len(self.source.spread)} stages, the profile has {len(self.stages)}"
+            )
+
+    @classmethod
+    def uniform(
+        cls,
+        stages: int,
+        *,
+        forward_ns: int,
+        backward_input_ns: int,
+        backward_weight_ns: int,
+        backward_ns: int = -1,
+        activation_bytes: int = 0,
+        backward_weight_bytes: int = 0,
+        workspace_bytes: int = 0,
+        static_bytes: int = 0,
+        output_bytes: int = 0,
+        latency_ns: int = 0,
+        bytes_per_second: int | None = None,
+        name: str = "",
+    ) -> Profile:
+        """A profile of `stages` equal stages; the arguments are those of `StageCost` and `Link`."""
+        if whole_amount(stages, "the number of stages", error=ProfileError) > MAX_STAGES:
+            raise ProfileError(f"a profile holds at most {MAX_STAGES} stages, got {stages}")
+        cost = StageCost(
+            forward_ns=forward_ns,
+            backward_input_ns=backward_input_ns,
+            backward_weight_ns=backward_weight_ns,
+            backward_ns=backward_ns,
+            activation_bytes=activation_bytes,
+            backward_weight_bytes=backward_weight_bytes,
+            workspace_bytes=workspace_bytes,
+            static_bytes=static_bytes,
+            output_bytes=output_bytes,
+        )
+        link = Link(latency_ns=latency_ns, bytes_per_second=bytes_per_second)
+        return cls(stages=(cost,) * stages, link=link, name=name)

@@ -1,0 +1,212 @@
+"""Exact times of an order: as soon as possible, or at its least period.
+
+The period of an order is the least T for which its operations have start times with every rank's
+last end at most T after its first start. Written as an arc from each rank's last operation back to
+its first with lag -T, this asks for the least T at which the graph of precedences, rows and these
+arcs has no cycle of positive length: the maximum cycle mean of the longest paths between the
+ranks' first and last operations (Reiter, "Scheduling parallel computations", J. ACM 15, 1968).
+
+A *release vector* x holds a first start for each rank. One longest-path pass under x gives each
+rank's last end y and the rank whose release it hangs on. ``x <- max(x, y - T)`` is a Bellman-Ford
+round over the ranks; a cycle among the "hangs on" ranks is a cycle of the graph, so its mean,
+rounded up, is a valid lower bound on T, and T is raised to it. Rounds stop when x stands still:
+then T is both attained and necessary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zbsolve.errors import OrderError
+from zbsolve.opgraph import Int32, OpGraph
+from zbsolve.problem import Problem
+from zbsolve.timetable import Order, TimedOp, Timetable
+
+__all__ = ["Timer", "Times", "simulate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Start and end of every node, in ns, and the value they attain.
+
+    Parameters
+    ----------
+    start_ns, end_ns
+        By node; the least start is 0.
+    value_ns
+        The period or the makespan.
+    release_ns
+        First start of each rank.
+    """
+
+    start_ns: list[int]
+    end_ns: list[int]
+    value_ns: int
+    release_ns: list[int]
+
+
+class Timer:
+    """Times orders of one graph.
+
+    Parameters
+    ----------
+    graph
+        The operations.
+    rows
+        Nodes of each rank, in issue order, as `OpGraph.encode` gives them.
+
+    Raises
+    ------
+    OrderError
+        If the rows wait for each other in a circle, so that the order can never finish.
+    """
+
+    def __init__(self, graph: OpGraph, rows: Sequence[Int32]) -> None:
+        self.graph = graph
+        self.rows = [[int(node) for node in row] for row in rows]
+        self._duration = graph.duration_ns.tolist()
+        tails, lags = graph.arc_tail.tolist(), graph.arc_lag_ns.tolist()
+        pointers = graph.pred_ptr.tolist()
+        before = [-1] * len(graph)
+        for row in self.rows:
+            for ahead, node in zip(row, row[1:], strict=False):
+                before[node] = ahead
+        self._steps = self._topological(before, tails, lags, pointers)
+
+    def _topological(
+        self, before: list[int], tails: list[int], lags: list[int], pointers: list[int]
+    ) -> list[tuple[int, int, tuple[tuple[int, int], ...]]]:
+        """(node, row predecessor, (tail, lag)...) in an order in which every pass can go."""
+        rank_of = self.graph.rank.tolist()
+        done = [False] * len(self.graph)
+        position = [0] * len(self.rows)
+        waiting: dict[int, list[int]] = {}
+        ready = list(range(len(self.rows)))
+        steps = []
+        while ready:
+            rank = ready.pop()
+            row, at = self.rows[rank], position[rank]
+            while at < len(row):
+                node = row[at]
+                arcs = range(pointers[node], pointers[node + 1])
+                blocker = next((tails[a] for a in arcs if not done[tails[a]]), -1)
+                if blocker >= 0:
+                    waiting.setdefault(blocker, []).append(rank)
+                    break
+                # an arc from the same row's past binds only through its lag
+                kept = tuple((tails[a], lags[a]) for a in arcs if rank_of[tails[a]] != rank or lags[a])
+                steps.append((node, before[node], kept))
+                done[node] = True
+                ready.extend(waiting.pop(node, ()))
+                at += 1
+            position[rank] = at
+        stuck = [r for r, row in enumerate(self.rows) if position[r] < len(row)]
+        if stuck:
+            node = self.rows[stuck[0]][position[stuck[0]]]
+            raise OrderError(
+                f"the order can never finish: rank {stuck[0]} cannot start {self.graph.op(node)}; check tells who waits for whom"
+            )
+        return steps
+
+    def run(self, release_ns: Sequence[int]) -> tuple[list[int], list[int]]:
+        """One longest-path pass: the end of every node, and the rank whose release it hangs on.
+
+        Parameters
+        ----------
+        release_ns
+            No operation of rank r starts before its entry r.
+        """
+        end = [0] * len(self.graph)
+        source = [0] * len(self.graph)
+        duration = self._duration
+        rank = self.graph.rank.tolist()
+        for node, ahead, arcs in self._steps:
+            if ahead >= 0:
+                at, hangs = end[ahead], source[ahead]
+            else:
+                hangs = rank[node]
+                at = release_ns[hangs]
+            for tail, lag in arcs:
+                ready = end[tail] + lag
+                if ready > at:
+                    at, hangs = ready, source[tail]
+            end[node] = at + duration[node]
+            source[node] = hangs
+        return end, source
+
+    def makespan(self) -> Times:
+        """As-soon-as-possible times; the value is the makespan."""
+        end, _ = self.run([0] * len(self.rows))
+        return self._times(end, None)
+
+    def period(self) -> Times:
+        """Times that attain the least period, rounded up to a whole ns."""
+        busy = [r for r, row in enumerate(self.rows) if row]
+        release = [0] * len(self.rows)
+        value = max((sum(self._duration[n] for n in self.rows[r]) for r in busy), default=0)
+        while True:
+            end, source = self.run(release)
+            last = {r: end[self.rows[r][-1]] for r in busy}
+            value = max(value, self._cycle_mean(release, last, {r: source[self.rows[r][-1]] for r in busy}))
+            later = [max(release[r], last[r] - value) if r in last else 0 for r in range(len(release))]
+            if later == release:
+                return self._times(end, value)
+            release = later
+
+    @staticmethod
+    def _cycle_mean(release: list[int], last: dict[int, int], source: dict[int, int]) -> int:
+        """The greatest mean, rounded up, of the cycles among the ranks that hang on each other."""
+        best = 0
+        seen: dict[int, int] = {}
+        for root in source:
+            path: list[int] = []
+            rank = root
+            while rank not in seen:
+                seen[rank] = root
+                path.append(rank)
+                rank = source[rank]
+            if seen[rank] == root:
+                cycle = path[path.index(rank) :]
+                length = sum(last[r] - release[source[r]] for r in cycle)
+                best = max(best, -(-length // len(cycle)))
+        return best
+
+    def _times(self, end: list[int], value: int | None) -> Times:
+        start = [e - d for e, d in zip(end, self._duration, strict=True)]
+        first = min(start, default=0)
+        start = [s - first for s in start]
+        end = [e - first for e in end]
+        span = max(end, default=0) if value is None else value
+        release = [start[row[0]] if row else 0 for row in self.rows]
+        return Times(start_ns=start, end_ns=end, value_ns=span, release_ns=release)
+
+
+def simulate(problem: Problem, order: Order) -> Timetable:
+    """Time an order exactly, for the problem's objective.
+
+    Parameters
+    ----------
+    problem
+        What was asked.
+    order
+        One row a rank; which operations stand in it decides what is split or fused.
+
+    Returns
+    -------
+    Timetable
+        Attains the order's least period, or its makespan.
+
+    Raises
+    ------
+    OrderError
+        If the rows are no order of the problem or can never finish.
+    """
+    graph = OpGraph.build(problem, order.rows)
+    timer = Timer(graph, graph.encode(order))
+    times = timer.period() if problem.objective == "period" else timer.makespan()
+    rows = tuple(
+        tuple(TimedOp(op, times.start_ns[node], times.end_ns[node]) for op, node in zip(row, nodes, strict=True))
+        for row, nodes in zip(order.rows, timer.rows, strict=True)
+    )
+    return Timetable(problem=problem, rows=rows)

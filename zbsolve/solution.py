@@ -1,0 +1,107 @@
+"""A timetable with its figures and its proof."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zbsolve.timetable import Timetable
+from zbsolve.units import format_bytes, format_ns
+
+__all__ = ["Bound", "Metrics", "Solution", "Status"]
+
+Status = Literal["optimal", "feasible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A proven lower bound of the objective, in ns, and the name of what proves it."""
+
+    value_ns: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Figures of an order.
+
+    Parameters
+    ----------
+    period_ns
+        The least period at which the order repeats with no barrier, rounded up to a whole ns.
+    makespan_ns
+        First start to last end, as soon as possible.
+    bubble
+        1 - compute work / (ranks x objective value).
+    bubble_formula
+        That formula in words, with the objective it was computed for.
+    compute_ns
+        Compute work over all ranks.
+    peak_bytes
+        Peak memory of each rank, static bytes included.
+    """
+
+    period_ns: int
+    makespan_ns: int
+    bubble: float
+    bubble_formula: str
+    compute_ns: int
+    peak_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The best timetable found, with its proof.
+
+    Parameters
+    ----------
+    timetable
+        Carries its problem.
+    metrics
+        Of its order.
+    status
+        ``"optimal"`` if value and bound meet, else ``"feasible"``.
+    value_ns
+        The objective's value.
+    lower_bound_ns, bound
+        The proven bound and the name of what proves it.
+    gap
+        value / bound - 1.
+    seconds
+        Wall time of the solve.
+    seed
+        Of the random choices.
+    method
+        Which way found it.
+    digest
+        Of the problem.
+    """
+
+    timetable: Timetable
+    metrics: Metrics
+    status: Status
+    value_ns: int
+    lower_bound_ns: int
+    bound: str
+    gap: float
+    seconds: float
+    seed: int
+    method: str
+    digest: str
+
+    def __str__(self) -> str:
+        problem = self.timetable.problem
+        lines = [
+            f"status     {self.status}",
+            f"{problem.objective:<10} {format_ns(self.value_ns)} ({self.value_ns} ns)",
+            f"bound      {format_ns(self.lower_bound_ns)} ({self.lower_bound_ns} ns, {self.bound}), gap {self.gap:.2%}",
+            f"bubble     {self.metrics.bubble:.4f} = {self.metrics.bubble_formula}",
+            f"makespan   {format_ns(self.metrics.makespan_ns)}",
+            "peak       "
+            + ", ".join(
+                f"{format_bytes(peak)}" + ("" if limit is None else f" of {format_bytes(limit)}")
+                for peak, limit in zip(self.metrics.peak_bytes, problem.limit_bytes, strict=True)
+            ),
+            f"found by   {self.method} in {self.seconds:.1f} s, seed {self.seed}",
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""The answer's shape: orders, timetables, and what can be wrong with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zbsolve.ops import Op
+from zbsolve.problem import Problem
+
+__all__ = ["Order", "TimedOp", "Timetable", "Violation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One row a rank: the sequence in which it issues its operations."""
+
+    rows: tuple[tuple[Op, ...], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))
+
+    def __repr__(self) -> str:
+        shown = [" ".join(f"{op.kind.letter}{op.microbatch}@{op.stage}" for op in row[:12]) for row in self.rows[:4]]
+        return f"Order({sum(map(len, self.rows))} operations on {len(self.rows)} ranks: {'; '.join(shown)} ...)"
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOp:
+    """An operation with its planned start and end, in ns."""
+
+    op: Op
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timetable:
+    """An order with planned times; they attain the period that is claimed.
+
+    Parameters
+    ----------
+    problem
+        What was asked.
+    rows
+        One row a rank, each operation with its times; the first start is 0.
+    """
+
+    problem: Problem
+    rows: tuple[tuple[TimedOp, ...], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))
+
+    @property
+    def order(self) -> Order:
+        """The rows without their times."""
+        return Order(tuple(tuple(timed.op for timed in row) for row in self.rows))
+
+    def rank(self, rank: int) -> tuple[TimedOp, ...]:
+        """The row of one rank."""
+        return self.rows[rank]
+
+    @property
+    def period_ns(self) -> int:
+        """The claimed period: the longest a rank is busy from its first start to its last end."""
+        return max((row[-1].end_ns - row[0].start_ns for row in self.rows if row), default=0)
+
+    @property
+    def makespan_ns(self) -> int:
+        """First start to last end over all ranks, at the planned times."""
+        rows = [row for row in self.rows if row]
+        return max((row[-1].end_ns for row in rows), default=0) - min((row[0].start_ns for row in rows), default=0)
+
+    def __repr__(self) -> str:
+        return (
+            f"Timetable({sum(map(len, self.rows))} operations on {len(self.rows)} ranks, "
+            f"period {self.period_ns} ns, makespan {self.makespan_ns} ns)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing the judge found wrong.
+
+    Parameters
+    ----------
+    code
+        A short stable name of the rule.
+    message
+        What, where, and by how much.
+    ops
+        The operations involved.
+    """
+
+    code: str
+    message: str
+    ops: tuple[Op, ...] = ()

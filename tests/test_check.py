@@ -1,6 +1,8 @@
 """Every rule of the judge by a case small enough to see."""
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
@@ -448,3 +450,14 @@ def test_a_long_circle_is_told_by_its_ends():
     assert "; ... (28 more ranks) ...; rank 6, at F1 of stage 6," in found.message
     assert found.message.endswith("; so rank 0 waits for itself")
     assert len(found.ops) == 42
+
+
+def test_the_judge_shares_nothing_with_what_it_judges():
+    folder = Path(__file__).parents[1] / "zbsolve" / "check"
+    used = {
+        node.module.split(".")[1]
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("zbsolve.")
+    }
+    assert used == {"check", "errors", "ops", "problem", "profile", "timetable"}

@@ -317,6 +317,13 @@ def test_durations_are_exact(end, planned):
     )
 
 
+def test_a_fused_backward_takes_its_own_time():
+    stage = StageCost(forward_ns=1, backward_input_ns=2, backward_weight_ns=3, backward_ns=4)
+    problem = Problem(profile=Profile(stages=(stage,)), placement=Placement.linear(1), microbatches=1)
+    assert codes(problem, timetable(problem, "F0@0:0-1 BW0@0:1-5")) == []
+    assert codes(problem, timetable(problem, "F0@0:0-1 BW0@0:1-6")) == ["duration"]
+
+
 def test_a_rank_runs_one_operation_at_a_time():
     bad = timetable(two_ranks(), TIMED[0].replace("F1@0:3-6", "F1@0:2-5"), TIMED[1])
     assert only(two_ranks(), bad, "overlap") == (

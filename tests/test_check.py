@@ -1,6 +1,8 @@
 """Every rule of the judge by a case small enough to see."""
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
@@ -65,8 +67,6 @@ def only(problem: Problem, x: Order | Timetable, code: str, **claim) -> str:
 
 
 GOOD = ("F0@0 F1@0 B0@0 W0@0 BW1@0", "F0@1 B0@1 F1@1 BW1@1 W0@1")
-# rank 0  F0 0-3  F1 3-6         B0 11-13 W0 13-14  BW1 18-21
-# rank 1             F0 6-9 B0 9-11 F1 11-14 BW1 14-17 W0 17-18
 TIMED = (
     "F0@0:0-3 F1@0:3-6 B0@0:14-16 W0@0:16-17 BW1@0:20-23",
     "F0@1:6-9 B0@1:9-11 F1@1:11-14 BW1@1:14-17 W0@1:17-18",
@@ -109,6 +109,7 @@ def test_a_surplus_row_may_not_run_anything():
         (Op(Kind.FORWARD, 0, 2), "stage 0 and microbatch 2"),
         (Op(Kind.BACKWARD, -1, 0), "stage -1 and microbatch 0"),
         (Op(Kind.BACKWARD_INPUT, 0, -1), "stage 0 and microbatch -1"),
+        (Op(Kind.FORWARD, 1, -1), "stage 1 and microbatch -1"),
         (Op(Kind.BACKWARD_WEIGHT, 0, None), "no microbatch"),
         (Op(Kind.FORWARD, 10**5000, 0), "stage (a number of 16610 bits) and microbatch 0"),
         (Op(Kind.FORWARD, 0, -(10**5000)), "stage 0 and microbatch (-a number of 16610 bits)"),
@@ -169,6 +170,7 @@ def test_memory_along_the_row():
     # F 100+10+1, F 110+10+1, B frees 6, W frees 4, BW frees 10 at their ends
     assert peaks(two_ranks(), order(*GOOD)) == (121, 115)
     assert codes(two_ranks(memory_limit=(121, 115)), order(*GOOD)) == []
+    assert codes(two_ranks(memory_limit=(100, 100)), order("", "")) == ["missing"] * 12
     assert only(two_ranks(memory_limit=(121, 114)), order(*GOOD), "memory") == (
         "rank 1 exceeds its limit of 114 bytes, first at F1 of stage 1 (place 2); "
         "its peak is 115 bytes (1 too many), there"
@@ -198,6 +200,19 @@ def test_what_b_leaves_for_w_may_exceed_what_it_frees():
     problem = Problem(profile=Profile(stages=(stage,)), placement=Placement.linear(1), microbatches=1)
     assert peaks(problem, order("F0@0 B0@0 W0@0")) == (7,)
     assert peaks(problem, order("F0@0 BW0@0")) == (2,)
+
+
+def test_what_an_operation_frees_it_holds_until_its_end():
+    first = StageCost(forward_ns=1, backward_input_ns=1, backward_weight_ns=1, activation_bytes=10)
+    second = StageCost(forward_ns=1, backward_input_ns=1, backward_weight_ns=1, activation_bytes=3, workspace_bytes=5)
+    problem = Problem(profile=Profile(stages=(first, second)), placement=Placement.custom([0, 0]), microbatches=2)
+    # at BW0 of stage 1: 10 + 3 + 10 and its workspace
+    assert peaks(problem, order("F0@0 F0@1 F1@0 BW0@1 BW0@0 F1@1 BW1@1 BW1@0")) == (28,)
+
+
+def test_w_frees_what_b_left_for_it():
+    assert peaks(two_ranks(3), order("F0@0 B0@0 W0@0 F1@0 B1@0 W1@0 F2@0", "")) == (111, 100)
+    assert peaks(two_ranks(3), order("F0@0 B0@0 F1@0 B1@0 F2@0 W0@0 W1@0", "")) == (119, 100)
 
 
 # who waits for whom
@@ -230,14 +245,12 @@ def test_two_ranks_that_wait_for_each_other():
     assert found[0].ops == (op("BW0@0"), op("BW0@1"), op("F1@1"), op("F1@0"))
 
 
-def test_a_circle_over_three_ranks_and_who_hangs_on_it_is_no_circle_of_its_own():
-    # rank 3 hangs on rank 2; ranks 0, 1, 2 wait in a circle: rank 1 is at an operation that is itself next
-    rows = (
-        "F0@0 BW0@0 F1@0 BW1@0",
-        "F0@1 BW0@1 F1@1 BW1@1",
-        "F0@2 F1@2 BW0@2 BW1@2",
-        "F0@3 F1@3 BW0@3 BW1@3",
-    )
+ONE_AHEAD = "F0@{0} BW0@{0} F1@{0} BW1@{0}"  # gives a microbatch back before it takes the next
+TWO_AHEAD = "F0@{0} F1@{0} BW0@{0} BW1@{0}"  # takes both before it gives one back
+
+
+def test_who_hangs_on_a_circle_is_no_part_of_it():
+    rows = [row.format(s) for s, row in enumerate((ONE_AHEAD, ONE_AHEAD, TWO_AHEAD, TWO_AHEAD))]
     found = violations(two_ranks(placement=Placement.linear(4)), order(*rows))
     assert [v.code for v in found] == ["deadlock"]
     assert found[0].message == (
@@ -245,11 +258,15 @@ def test_a_circle_over_three_ranks_and_who_hangs_on_it_is_no_circle_of_its_own()
         "rank 2, at F1 of stage 2, waits for F1 of stage 1 on rank 1, which stands there behind BW0 of stage 1; "
         "so rank 1 waits for itself"
     )
-    rows = ("F0@0 BW0@0 F1@0 BW1@0", "F0@1 F1@1 BW0@1 BW1@1", "F0@2 BW0@2 F1@2 BW1@2", rows[3])
-    found = violations(two_ranks(placement=Placement.linear(4)), order(*rows))
-    assert [v.message.count("waits for ") for v in found] == [3, 3]  # two circles: ranks 0 and 1, ranks 2 and 3
-    rows = ("F0@0 BW0@0 F1@0 BW1@0", "F0@1 F1@1 BW0@1 BW1@1", "F0@2 F1@2 BW0@2 BW1@2", rows[3])
-    assert codes(two_ranks(placement=Placement.linear(4)), order(*rows)) == ["deadlock"]
+
+
+def test_two_circles_are_told_apart():
+    # two routes over two ranks each, alike and apart from each other
+    problem = two_ranks(4, placement=Placement.custom((0, 1), (2, 3)), route_of=(0, 0, 1, 1))
+    later = [row.format(s).replace("1@", "3@").replace("0@", "2@") for s, row in enumerate((ONE_AHEAD, TWO_AHEAD))]
+    found = violations(problem, order(ONE_AHEAD.format(0), TWO_AHEAD.format(1), *later))
+    assert [v.code for v in found] == ["deadlock", "deadlock"]
+    assert [v.message.split(",")[0] for v in found] == ["rank 0", "rank 2"]
 
 
 def test_a_circle_in_which_what_is_waited_for_comes_next():
@@ -298,6 +315,13 @@ def test_durations_are_exact(end, planned):
     assert only(two_ranks(1), bad, "duration") == (
         f"BW0 of stage 0 on rank 0 takes 3 ns, but is planned for {planned} ns, from 15 to {end} ns"
     )
+
+
+def test_a_fused_backward_takes_its_own_time():
+    stage = StageCost(forward_ns=1, backward_input_ns=2, backward_weight_ns=3, backward_ns=4)
+    problem = Problem(profile=Profile(stages=(stage,)), placement=Placement.linear(1), microbatches=1)
+    assert codes(problem, timetable(problem, "F0@0:0-1 BW0@0:1-5")) == []
+    assert codes(problem, timetable(problem, "F0@0:0-1 BW0@0:1-6")) == ["duration"]
 
 
 def test_a_rank_runs_one_operation_at_a_time():
@@ -448,3 +472,14 @@ def test_a_long_circle_is_told_by_its_ends():
     assert "; ... (28 more ranks) ...; rank 6, at F1 of stage 6," in found.message
     assert found.message.endswith("; so rank 0 waits for itself")
     assert len(found.ops) == 42
+
+
+def test_the_judge_shares_nothing_with_what_it_judges():
+    folder = Path(__file__).parents[1] / "zbsolve" / "check"
+    used = {
+        node.module.split(".")[1]
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("zbsolve.")
+    }
+    assert used == {"check", "errors", "ops", "problem", "profile", "timetable"}

@@ -43,7 +43,6 @@ MOST_PANELS = 24
 MOST_LABELS = 4000
 RASTER_FROM = 6000  # operations; beyond it an SVG holds the boxes as an image
 
-
 _STYLE: dict[str, Any] = {
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],

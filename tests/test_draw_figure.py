@@ -67,6 +67,11 @@ def test_the_same_bytes_for_the_same_timetables() -> None:
     assert b"date" not in render(table, "svg").lower()
 
 
+def test_a_png_takes_any_titles() -> None:
+    table = one_f_one_b(problem(1, 1))
+    assert render([(title, table) for title in HOSTILE], "png", memory=False).startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("title", HOSTILE)
 def test_titles_are_text_and_nothing_else(title: str) -> None:
     data = render([(title, one_f_one_b(problem()))], "svg", memory=False)
@@ -112,6 +117,8 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         draw_timetables([], tmp_path / "a.svg")
     with pytest.raises(InvalidInput, match="at most"):
         render([table] * (MOST_PANELS + 1), "svg")
+    with pytest.raises(InvalidInput, match="null character"):
+        draw_timetables([table], "a\0.svg")
     with pytest.raises(InvalidInput, match="cannot write"):
         draw_timetables([table], tmp_path / "absent" / "a.svg", memory=False)
     short = Timetable(problem=table[1].problem, rows=tuple(row[:-1] for row in table[1].rows))
@@ -214,7 +221,7 @@ def test_three_hundred_ranks_stay_on_the_page() -> None:
     assert height < 6_000
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_simulated_order_draws(data: st.DataObject) -> None:
     asked = data.draw(strategies.problems(limits=True))

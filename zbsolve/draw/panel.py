@@ -60,9 +60,10 @@ class Panel:
         return f"bubble {100 * self.bubble:.2f} %"
 
     @property
-    def headline(self) -> str:
-        """Both."""
-        return f"{self.value_text}, {self.bubble_text}"
+    def caption(self) -> str:
+        """Title and figures on one line."""
+        title = f"{self.title}: " if self.title else ""
+        return f"{title}{self.value_text}, {self.bubble_text}"
 
     @property
     def formula(self) -> str:

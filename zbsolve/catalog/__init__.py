@@ -1,0 +1,46 @@
+"""The catalog: published schedules as orders for any costs, one module a family.
+
+`schedules` lists them, `baseline` makes the order of one for a problem. An order that does not fit
+the problem's memory limit is returned all the same: `check` and `metrics` tell.
+"""
+
+from __future__ import annotations
+
+from zbsolve.catalog import one_f_one_b, sequential, zero_bubble
+from zbsolve.catalog.schedule import Schedule
+from zbsolve.errors import InvalidInput
+from zbsolve.problem import Problem
+from zbsolve.timetable import Order
+
+__all__ = ["Schedule", "baseline", "schedules"]
+
+_MEMBERS = {m.schedule.name: m for m in (*sequential.MEMBERS, *one_f_one_b.MEMBERS, *zero_bubble.MEMBERS)}
+
+
+def schedules() -> tuple[Schedule, ...]:
+    """All published schedules, oldest idea first."""
+    return tuple(member.schedule for member in _MEMBERS.values())
+
+
+def baseline(name: str, problem: Problem) -> Order:
+    """Make the order of a published schedule for a problem.
+
+    Parameters
+    ----------
+    name
+        One of the names in `schedules`.
+    problem
+        What is asked. Schedules made for a memory limit (``zb-1p``, ``zb-2p``) take the problem's,
+        and their own on ranks that have none; the others do not look at it.
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such schedule.
+    ScheduleConditionError
+        If its conditions do not hold.
+    """
+    member = _MEMBERS.get(name)
+    if member is None:
+        raise InvalidInput(f"there is no schedule {name!r}; choose one of {', '.join(_MEMBERS)}")
+    return member.build(problem)

@@ -1,0 +1,83 @@
+"""Naive model parallelism and GPipe: schedules that follow one global sequence, on any placement.
+
+Each sorts all operations by one key under which everything comes after what it needs, and gives
+each rank its share. Rows cut from one such sequence can never wait for each other in a circle.
+
+    naive   F0 ...... BW0 F1 ...... BW1        gpipe   F0 F1 .. .. BW0 BW1
+            .. F0 BW0 .. .. F1 BW1 ..                  .. F0 F1 BW0 BW1 ..
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zbsolve.catalog.schedule import Member, Schedule, backward
+from zbsolve.ops import Kind, Op
+from zbsolve.problem import Problem
+from zbsolve.timetable import Order
+
+__all__ = ["MEMBERS"]
+
+
+def _one_at_a_time(problem: Problem) -> Iterator[Op]:
+    stages = range(problem.placement.stages)
+    for microbatch in range(problem.microbatches):
+        for stage in stages:
+            yield Op(Kind.FORWARD, stage, microbatch)
+        for stage in reversed(stages):
+            yield from backward(problem, stage, microbatch)
+
+
+def _all_forwards_first(problem: Problem) -> Iterator[Op]:
+    """Stage by stage: with several chunks a rank this is the breadth-first order."""
+    stages, microbatches = range(problem.placement.stages), range(problem.microbatches)
+    for stage in stages:
+        for microbatch in microbatches:
+            yield Op(Kind.FORWARD, stage, microbatch)
+    for stage in reversed(stages):
+        for microbatch in microbatches:
+            yield from backward(problem, stage, microbatch)
+
+
+def _deal(problem: Problem, sequence: Iterator[Op]) -> Order:
+    rows: list[list[Op]] = [[] for _ in range(problem.placement.ranks)]
+    for op in sequence:
+        rows[problem.rank_of(op)].append(op)
+    return Order(tuple(tuple(row) for row in rows))
+
+
+def naive(problem: Problem) -> Order:
+    """One microbatch at a time through all stages and back: the least memory any order needs."""
+    return _deal(problem, _one_at_a_time(problem))
+
+
+def gpipe(problem: Problem) -> Order:
+    """All forwards, then all backwards; a rank holds every microbatch at once.
+
+    Bubble time (p-1)(F+B+W) at equal stages with one a rank and no latency.
+    """
+    return _deal(problem, _all_forwards_first(problem))
+
+
+MEMBERS = (
+    Member(
+        Schedule(
+            name="naive",
+            family="sequential",
+            placement="any",
+            source="plain model parallelism: one microbatch at a time",
+            needs="nothing",
+        ),
+        naive,
+    ),
+    Member(
+        Schedule(
+            name="gpipe",
+            family="sequential",
+            placement="any",
+            source="GPipe, arXiv 1811.06965; several chunks a rank: Breadth-First Pipeline, arXiv 2211.05953",
+            needs="memory for all microbatches",
+        ),
+        gpipe,
+    ),
+)

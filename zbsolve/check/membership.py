@@ -1,0 +1,88 @@
+"""Rules about what stands in the rows: every part exactly once, each where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zbsolve.check.sheet import Sheet, number, some
+from zbsolve.ops import Kind
+from zbsolve.timetable import Violation
+
+__all__ = [
+    "duplicate_parts",
+    "kinds_not_allowed",
+    "misplaced_operations",
+    "missing_parts",
+    "number_of_rows",
+    "unknown_operations",
+]
+
+_CHOICE = {Kind.BACKWARD_INPUT: "split", Kind.BACKWARD_WEIGHT: "split", Kind.BACKWARD: "fused"}
+
+
+def number_of_rows(sheet: Sheet) -> Iterator[Violation]:
+    """There is one row a rank."""
+    if len(sheet.rows) != sheet.ranks:
+        yield Violation("rows", f"the problem has {sheet.ranks} ranks, but there are {len(sheet.rows)} rows")
+
+
+def unknown_operations(sheet: Sheet) -> Iterator[Violation]:
+    """Every operation is one of the problem's."""
+    for row in sheet.rows:
+        for entry in row:
+            if entry.cell < 0:
+                yield Violation(
+                    "unknown",
+                    f"{entry} (place {entry.place}) is no operation of the problem, which has stages "
+                    f"0 to {sheet.stages - 1} and microbatches 0 to {sheet.microbatches - 1}; it has {_why(entry.op)}",
+                    (entry.op,),
+                )
+
+
+def _why(op: object) -> str:
+    kind, stage, microbatch = (getattr(op, name) for name in ("kind", "stage", "microbatch"))
+    if type(kind) is not Kind:
+        return f"the kind {number(kind)}"
+    if microbatch is None:
+        return "no microbatch"
+    for name, value in (("stage", stage), ("microbatch", microbatch)):
+        if type(value) is not int:
+            return f"a {name} of type {type(value).__name__}, which must be an int"
+    return f"stage {number(stage)} and microbatch {number(microbatch)}"
+
+
+def kinds_not_allowed(sheet: Sheet) -> Iterator[Violation]:
+    """Backwards are split, or fused, only where that may be chosen."""
+    refused = {kind: word for kind, word in _CHOICE.items() if word not in sheet.problem.allow}
+    for entry in sheet.known:
+        word = refused.get(entry.op.kind)
+        if word is not None:
+            yield Violation("not_allowed", f"{entry}: the problem does not allow {word} backwards", (entry.op,))
+
+
+def misplaced_operations(sheet: Sheet) -> Iterator[Violation]:
+    """Every operation stands in the row of the rank that holds its stage on its microbatch's route."""
+    for entry in sheet.known:
+        home = sheet.home(entry.cell)
+        if home != entry.rank:
+            yield Violation("misplaced", f"{entry} (place {entry.place}) belongs on rank {home}", (entry.op,))
+
+
+def missing_parts(sheet: Sheet) -> Iterator[Violation]:
+    """Every part is done."""
+    for part, doers in sheet.doer.items():
+        for cell, doer in enumerate(doers):
+            if doer is None:
+                op = sheet.op(part, cell)
+                yield Violation("missing", f"nothing does {op}, which belongs on rank {sheet.home(cell)}", (op,))
+
+
+def duplicate_parts(sheet: Sheet) -> Iterator[Violation]:
+    """No part is done more than once."""
+    for (part, cell), entries in sheet.again.items():
+        doers = some([f"{entry} (place {entry.place})" for entry in entries])
+        yield Violation(
+            "duplicate",
+            f"{sheet.op(part, cell)} is done {len(entries)} times, by {doers}",
+            tuple(entry.op for entry in entries),
+        )

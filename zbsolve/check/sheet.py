@@ -1,0 +1,182 @@
+"""What stands where, and what needs what: the one table that the rules read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from zbsolve.errors import InvalidInput
+from zbsolve.ops import Kind, Op
+from zbsolve.problem import Problem
+from zbsolve.profile import StageCost
+from zbsolve.timetable import Order, TimedOp, Timetable
+
+__all__ = ["Entry", "Sheet", "number", "show", "some"]
+
+_F, _B, _W, _BW = Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD
+_DOES = {_F: (_F,), _B: (_B,), _W: (_W,), _BW: (_B, _W)}
+
+LONGEST_LIST = 12
+"""A message names no more things than this."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """An operation where it stands.
+
+    Parameters
+    ----------
+    op
+        The operation.
+    rank, place
+        In whose row, and where in it, from 0.
+    cell
+        Stage x microbatches + microbatch; -1 if the problem has no such operation.
+    timed
+        Its planned times, if there are any.
+    clocked
+        Whether these times can be reckoned with: whole numbers from 0 on.
+    needs
+        What must have ended before it starts; what is missing is not among it.
+    """
+
+    op: Op
+    rank: int
+    place: int
+    cell: int
+    timed: TimedOp | None
+    clocked: bool
+    needs: tuple[Entry, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{show(self.op)} on rank {self.rank}"
+
+    @property
+    def start(self) -> int:
+        """Planned, in ns; for clocked entries only."""
+        assert self.timed is not None
+        return self.timed.start_ns
+
+    @property
+    def end(self) -> int:
+        """Planned, in ns; for clocked entries only."""
+        assert self.timed is not None
+        return self.timed.end_ns
+
+
+class Sheet:
+    """All entries, row by row and by the part that they do.
+
+    Attributes
+    ----------
+    rows
+        The entries as they stand.
+    known
+        Those of operations that the problem has, row after row.
+    doer
+        For F, B and W and each cell the entry that does it, None if there is none.
+    again
+        The parts done more than once, with all the entries that do them.
+    """
+
+    def __init__(self, problem: Problem, rows: Sequence[Sequence[Op | TimedOp]]) -> None:
+        self.problem = problem
+        self.ranks = problem.placement.ranks
+        self.stages = problem.placement.stages
+        self.microbatches = problem.microbatches
+        self.rows = [[self._entry(rank, *item) for item in enumerate(row)] for rank, row in enumerate(rows)]
+        self.known = [entry for row in self.rows for entry in row if entry.cell >= 0]
+        cells = self.stages * self.microbatches
+        self.doer: dict[Kind, list[Entry | None]] = {part: [None] * cells for part in (_F, _B, _W)}
+        self.again: dict[tuple[Kind, int], list[Entry]] = {}
+        for entry in self.known:
+            for part in _DOES[entry.op.kind]:
+                self._enter(part, entry)
+        for entry in self.known:
+            entry.needs = tuple(need for need in self._needs(entry) if need is not None)
+
+    @classmethod
+    def of(cls, problem: Problem, x: object) -> Sheet:
+        """The sheet of an order or a timetable.
+
+        Raises
+        ------
+        InvalidInput
+            If `x` is neither.
+        """
+        if not isinstance(x, Order | Timetable):
+            hint = "; give its .timetable" if hasattr(x, "timetable") else ""
+            raise InvalidInput(f"an order or a timetable can be judged, but not a {type(x).__name__}{hint}")
+        return cls(problem, x.rows)
+
+    def _entry(self, rank: int, place: int, item: Op | TimedOp) -> Entry:
+        if isinstance(item, TimedOp):
+            clocked = all(type(at) is int and at >= 0 for at in (item.start_ns, item.end_ns))
+            return Entry(item.op, rank, place, self._cell(item.op), item, clocked)
+        return Entry(item, rank, place, self._cell(item), None, False)
+
+    def _cell(self, op: Op) -> int:
+        # exact types: True equals 1, but is no stage
+        if type(op.kind) is not Kind or type(op.stage) is not int or type(op.microbatch) is not int:
+            return -1
+        if not (0 <= op.stage < self.stages and 0 <= op.microbatch < self.microbatches):
+            return -1
+        return op.stage * self.microbatches + op.microbatch
+
+    def _enter(self, part: Kind, entry: Entry) -> None:
+        doer = self.doer[part]
+        other = doer[entry.cell]
+        if other is None:
+            doer[entry.cell] = entry
+            return
+        self.again.setdefault((part, entry.cell), [other]).append(entry)
+        # of several, the one that others wait for is the first that stands in the right row
+        if self.home(other.cell) != other.rank and self.home(entry.cell) == entry.rank:
+            doer[entry.cell] = entry
+
+    def _needs(self, entry: Entry) -> Iterator[Entry | None]:
+        kind, cell = entry.op.kind, entry.cell
+        if kind is _F:
+            if entry.op.stage > 0:
+                yield self.doer[_F][cell - self.microbatches]
+        elif kind is _W:
+            yield self.doer[_B][cell]
+        else:
+            yield self.doer[_F][cell]
+            if entry.op.stage < self.stages - 1:
+                yield self.doer[_B][cell + self.microbatches]
+
+    def home(self, cell: int) -> int:
+        """The rank on which the operations of a cell belong."""
+        stage, microbatch = divmod(cell, self.microbatches)
+        route_of = self.problem.route_of
+        assert route_of is not None
+        return self.problem.placement.routes[route_of[microbatch]][stage]
+
+    def cost(self, cell: int) -> StageCost:
+        """What the operations of a cell cost."""
+        return self.problem.cost(*divmod(cell, self.microbatches))
+
+    def op(self, part: Kind, cell: int) -> Op:
+        """The part of a cell as an operation."""
+        return Op(part, *divmod(cell, self.microbatches))
+
+
+def show(op: Op) -> str:
+    """An operation in words, whatever its numbers are."""
+    letter = op.kind.letter if type(op.kind) is Kind else f"({number(op.kind)}) "
+    return f"{letter}{'' if op.microbatch is None else number(op.microbatch)} of stage {number(op.stage)}"
+
+
+def number(value: object) -> str:
+    """A number in digits; one of very many is described, since Python refuses to print it."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"({'-' if value < 0 else ''}a number of {value.bit_length()} bits)"
+    text = str(value)
+    return text if len(text) <= 70 else text[:67] + "..."
+
+
+def some(items: Sequence[str]) -> str:
+    """The first few of many things."""
+    more = f" and {len(items) - LONGEST_LIST} more" if len(items) > LONGEST_LIST else ""
+    return ", ".join(items[:LONGEST_LIST]) + more

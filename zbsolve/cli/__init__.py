@@ -31,7 +31,7 @@ VERBS = {
 @click.group(cls=VerbGroup, package=__name__, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="zbsolve", message="%(prog)s %(version)s")
 def main() -> None:
-    """Find the best timetable for pipeline-parallel training, prove it, check it, hand it on.
+    r"""Find the best timetable for pipeline-parallel training, prove it, check it, hand it on.
 
     Results go to stdout, talk and progress to stderr. A file may be `-`: standard input or output.
 

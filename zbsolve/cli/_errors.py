@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import click
 
@@ -18,7 +18,7 @@ __all__ = ["closed_pipe_is_quiet", "report"]
 FAILED, USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
 
-@contextmanager
+@contextlib.contextmanager
 def closed_pipe_is_quiet() -> Iterator[None]:
     """End without a word where the reader of our output has gone, as `| head` does."""
     try:
@@ -39,10 +39,8 @@ def report(error: BaseException) -> int:
     if os.environ.get("ZBSOLVE_DEBUG"):
         traceback.print_exception(error)
     message, code = _told(error)
-    try:
+    with contextlib.suppress(OSError):  # where nobody reads stderr, the exit code remains
         click.echo(f"zbsolve: {message}", err=True)
-    except OSError:
-        pass  # nobody reads stderr; the exit code remains
     return code
 
 

@@ -71,7 +71,9 @@ def table(*columns: str, title: str | None = None) -> Table:
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, title=None if title is None else inert(title), title_justify="left", pad_edge=False)
+    made = Table(
+        box=box.SIMPLE_HEAD, title=None if title is None else inert(title), title_justify="left", pad_edge=False
+    )
     for number, column in enumerate(columns):
         made.add_column(column, justify="right" if number else "left", overflow="fold")
     return made

@@ -7,22 +7,20 @@ import io
 import json
 import math
 import os
-import stat
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from zbsolve.cli._text import inert
-from zbsolve.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Output", "Verb", "output_option", "talk_options"]
+__all__ = ["Output", "Verb", "colour_wanted", "columns", "output_option", "talk_options"]
 
 Verb = Callable[..., Any]
 
@@ -58,7 +56,14 @@ class Output:
             return
         stream = sys.stderr if self.results_to_stderr else sys.stdout
         for part in parts:
-            click.echo(_rendered(part, colour=wants_colour(stream)), err=self.results_to_stderr, nl=False)
+            click.echo(_rendered(part, colour=colour_wanted(stream)), err=self.results_to_stderr, nl=False)
+
+    def text(self, text: str) -> None:
+        """Print prepared text on stdout: what is inert already, or made by us with colours; as JSON in a field."""
+        if self.as_json:
+            self.data({"text": text})
+        else:
+            click.echo(text, nl=False)
 
     def data(self, value: object) -> None:
         """Print one JSON value; numbers that JSON cannot hold become null."""
@@ -72,7 +77,9 @@ class Output:
             if self.as_json:
                 raise click.UsageError("--json and -o - both want stdout; give a file to one of them.")
             return Output(as_json=False, quiet=self.quiet, results_to_stderr=True)
-        _refuse_unwritable(Path(path))
+        from zbsolve.files import ensure_writable
+
+        ensure_writable(path)
         return self
 
     def write(self, path: str, data: bytes) -> None:
@@ -84,32 +91,26 @@ class Output:
             stream.write(data)
             stream.flush()
             return
-        if _is_special(Path(path)):  # a device or a pipe is written to, never replaced
-            Path(path).write_bytes(data)
-        else:
-            write_atomic(path, data)
+        write_atomic(path, data)
         self.say(f"wrote {path}")
 
 
-def wants_colour(stream: Any) -> bool:
-    """Whether colour helps: a terminal, and NO_COLOR is not set."""
-    return bool(stream.isatty()) and not os.environ.get("NO_COLOR")
+def colour_wanted(stream: Any = None) -> bool:
+    """Whether colour helps on a stream (stdout): a terminal, and NO_COLOR is not set."""
+    return bool((stream or sys.stdout).isatty()) and not os.environ.get("NO_COLOR")
 
 
-def width() -> int:
+def columns() -> int:
     """Columns to draw in: those of the terminal, else 100."""
-    import shutil
-
     return max(40, shutil.get_terminal_size(fallback=(100, 24)).columns)
 
 
 def _rendered(part: RenderableType, *, colour: bool) -> str:
     from rich.console import Console
 
-    columns = width() if sys.stdout.isatty() else 160
     console = Console(
         file=io.StringIO(),
-        width=columns,
+        width=columns() if sys.stdout.isatty() else 160,
         force_terminal=colour,
         color_system="standard" if colour else None,
         highlight=False,
@@ -130,24 +131,6 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return value
-
-
-def _is_special(path: Path) -> bool:
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return not stat.S_ISREG(mode)
-
-
-def _refuse_unwritable(path: Path) -> None:
-    parent = path.parent
-    if path.is_dir():
-        raise InvalidInput(f"{path}: is a directory; give the name of a file to write")
-    if not parent.is_dir():
-        raise InvalidInput(f"{path}: cannot be written, {parent} is not a directory")
-    if not _is_special(path) and not os.access(parent, os.W_OK):
-        raise InvalidInput(f"{path}: cannot be written, no permission to write in {parent}")
 
 
 def talk_options(verb: Verb) -> Verb:

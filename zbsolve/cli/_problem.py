@@ -80,7 +80,9 @@ def _placement(text: str, stages: int, ranks: int | None, chunks: int | None) ->
         if ranks is not None and ranks != given.ranks:
             raise click.UsageError(f"--ranks {ranks} does not fit --placement, which names {given.ranks} ranks.")
         if chunks is not None and chunks * given.ranks != given.stages:
-            raise click.UsageError(f"--chunks {chunks} does not fit --placement: {given.stages} stages, {given.ranks} ranks.")
+            raise click.UsageError(
+                f"--chunks {chunks} does not fit --placement: {given.stages} stages, {given.ranks} ranks."
+            )
         return given
     fixed = {"linear": 1, "v": 2, "bidirectional": 1}.get(text)
     if fixed is not None and chunks not in (None, fixed):
@@ -193,7 +195,13 @@ def search_options(verb: Verb) -> Verb:
     """Give a verb the options of a search; it receives them as `search`, a `Search`."""
 
     @click.option(
-        "--time-limit", type=float, default=60.0, show_default=True, callback=_finite, metavar="SECONDS", help="Stop then."
+        "--time-limit",
+        type=float,
+        default=60.0,
+        show_default=True,
+        callback=_finite,
+        metavar="SECONDS",
+        help="Stop then.",
     )
     @click.option("--work-limit", type=click.IntRange(min=1), metavar="STEPS", help="Stop after so many search steps.")
     @click.option(

@@ -16,6 +16,7 @@ from zbsolve.units import format_ns
 
 if TYPE_CHECKING:
     from zbsolve.files import SolverRecord
+    from zbsolve.ops import Op
     from zbsolve.problem import Problem
     from zbsolve.timetable import Timetable, Violation
 
@@ -40,7 +41,8 @@ def check(*, timetable: str, memory: str | None, bound: bool, out: Output) -> in
     problem = given.problem
     if memory is not None:
         problem = dataclasses.replace(problem, memory_limit=memory_limit(memory))
-    found = (*violations(problem, given), *_broken_claims(given, record))
+    claimed = record.value_ns if record is not None and record.objective == problem.objective else None
+    found = (*violations(problem, given, claimed_ns=claimed), *_broken_claims(given, record))
     proof = _bound_fields(problem, given) if bound else {}
     if out.as_json:
         listed = [{"code": v.code, "message": v.message, "ops": [_op_fields(op) for op in v.ops]} for v in found]
@@ -54,6 +56,39 @@ def check(*, timetable: str, memory: str | None, bound: bool, out: Output) -> in
     if proof and not out.as_json:
         out.show(grid([(name, str(value)) for name, value in proof.items()]))
     return 1 if found else 0
+
+
+def _broken_claims(given: Timetable, record: SolverRecord | None) -> tuple[Violation, ...]:
+    """What the record of the solver says that cannot be true of this file."""
+    from zbsolve.timetable import Violation
+
+    if record is None:
+        return ()
+    wrong = []
+    if record.digest != given.problem.digest:
+        wrong.append(f"the solver's record is of problem {record.digest}, the file holds {given.problem.digest}")
+    if record.objective != given.problem.objective:
+        wrong.append(
+            f"the solver's record is of the {record.objective}, the problem asks for {given.problem.objective}"
+        )
+    if record.lower_bound_ns > record.value_ns:
+        wrong.append(f"the claimed bound, {record.lower_bound_ns} ns, is above the claimed value, {record.value_ns} ns")
+    if record.status == "optimal" and record.lower_bound_ns < record.value_ns:
+        wrong.append(f"it is claimed optimal, but bound {record.lower_bound_ns} and value {record.value_ns} differ")
+    return tuple(Violation("claim", message) for message in wrong)
+
+
+def _bound_fields(problem: Problem, given: Timetable) -> dict[str, object]:
+    from zbsolve.bounds import lower_bound
+
+    bound = lower_bound(problem)
+    value = given.period_ns if problem.objective == "period" else given.makespan_ns
+    gap = value / bound.value_ns - 1 if bound.value_ns else None
+    return {"lower_bound_ns": bound.value_ns, "bound": bound.name, "gap": gap}
+
+
+def _op_fields(op: Op) -> dict[str, object]:
+    return {"kind": op.kind.value, "stage": op.stage, "microbatch": op.microbatch}
 
 
 def _listed(found: tuple[Violation, ...]) -> list[str]:

@@ -41,7 +41,7 @@ class Row:
 
     @property
     def gap(self) -> float | None:
-        """value / bound - 1; none where it does not fit, since the bound holds for those that do."""
+        """How far above the bound; none where it does not fit, since the bound holds for those that do."""
         metrics = self.metrics
         value = metrics.period_ns if self.problem.objective == "period" else metrics.makespan_ns
         fitting = metrics_fields(self.problem, metrics)["fits"]
@@ -149,7 +149,9 @@ def _row_of_file(path: str, title: str) -> Row:
 
 def _tell(rows: list[Row], about: dict[str, object], out: Output) -> None:
     if out.as_json:
-        fields = [{**row.fields(), "gap": row.gap, "lower_bound_ns": row.lower_bound_ns, "bound": row.bound} for row in rows]
+        fields = [
+            {**row.fields(), "gap": row.gap, "lower_bound_ns": row.lower_bound_ns, "bound": row.bound} for row in rows
+        ]
         out.data({"rows": fields, **about})
         return
     made = table("schedule", "period", "makespan", "bubble", "peak memory", "fits", "gap")

@@ -1,0 +1,50 @@
+"""`zbsolve emit`: a timetable in the format of another tool."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import click
+
+from zbsolve.cli import _inputs
+from zbsolve.cli._output import STDOUT, Output, output_option, talk_options
+
+__all__ = ["emit"]
+
+FORMATS = ("torch-csv",)
+
+
+@click.command()
+@click.argument("timetable", metavar="T.json")
+@click.option("--to", "target", type=click.Choice(FORMATS), required=True, help="The format.")
+@output_option("Write there; torch-csv puts a sidecar JSON beside it.")
+@talk_options
+def emit(*, timetable: str, target: str, output: str | None, out: Output) -> None:
+    """Hand T.json to another tool.
+
+    torch-csv is what torch.distributed.pipelining (and TorchTitan) loads: one row a rank, compute
+    operations only. The timetable is judged first.
+    """
+    from zbsolve.check import check
+    from zbsolve.interop.torch import torch_rows, write_torch_csv
+
+    path = None if output == STDOUT else output
+    out = out.for_file(output)
+    given = _inputs.read_timetable(timetable)
+    check(given.problem, given)
+    if path is not None:
+        written = [str(file) for file in write_torch_csv(given, path)]
+        for file in written:
+            out.say(f"wrote {file}")
+        if out.as_json:
+            out.data({"format": target, "files": written})
+        return
+    rows = torch_rows(given.order)
+    if out.as_json:
+        out.data({"format": target, "rows": rows})
+        return
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    out.text(text.getvalue())
+    out.say("with -o FILE a sidecar JSON tells placement and microbatches")

@@ -28,15 +28,23 @@ VERBS = {
 """Every verb with the line that the list of verbs shows; module and function bear the verb's name."""
 
 
-@click.group(cls=VerbGroup, package=__name__, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
+EXIT_CODES = """\b
+Exit codes: 0 fine, 1 violations or a failed run, 2 usage or a bad file,
+3 infeasible, 4 nothing found in time, 5 --require-optimal not met,
+6 an optional dependency is missing.
+"""
+
+
+@click.group(
+    cls=VerbGroup,
+    package=__name__,
+    verbs=VERBS,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="zbsolve", message="%(prog)s %(version)s")
 def main() -> None:
-    r"""Find the best timetable for pipeline-parallel training, prove it, check it, hand it on.
+    """Find the best timetable for pipeline-parallel training, prove it, check it, hand it on.
 
     Results go to stdout, talk and progress to stderr. A file may be `-`: standard input or output.
-
-    \b
-    Exit codes: 0 fine, 1 violations or a failed run, 2 usage or a bad file,
-    3 infeasible, 4 nothing found in time, 5 --require-optimal not met,
-    6 an optional dependency is missing.
     """

@@ -33,7 +33,7 @@ def report(error: BaseException) -> int:
     """Tell what went wrong and return the exit code; with ZBSOLVE_DEBUG set, show the traceback too."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else FAILED
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+    if isinstance(error, click.UsageError) and type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2
         error.show()
         return USAGE
     if os.environ.get("ZBSOLVE_DEBUG"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -54,18 +55,22 @@ class VerbGroup(click.Group):
             sys.stdout.flush()
         return result
 
-    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
-        """Run the command line; ends the process unless `standalone_mode` is off."""
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        *,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and end the process with its exit code, as `click.Group.main` does."""
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **kwargs)
-        return self._main_and_exit(*args, **kwargs)
-
-    def _main_and_exit(self, *args: Any, **kwargs: Any) -> NoReturn:
+            return super().main(args, prog_name, standalone_mode=False, **extra)
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character still gets the rest
+            if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character still gets the rest
                 stream.reconfigure(errors="backslashreplace")
         try:
-            result = super().main(*args, standalone_mode=False, **kwargs)
+            result = super().main(args, prog_name, standalone_mode=False, **extra)
         except BaseException as error:
             sys.exit(_errors.report(error))
         sys.exit(result if isinstance(result, int) else 0)

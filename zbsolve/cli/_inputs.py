@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ def _content(path: str) -> tuple[bytes, str]:
     from zbsolve.files import read_regular
 
     if path == STDIN:
-        return click.get_binary_stream("stdin").read(), STDIN_NAME
+        return sys.stdin.buffer.read(), STDIN_NAME
     return read_regular(path), path
 
 

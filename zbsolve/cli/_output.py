@@ -87,9 +87,9 @@ class Output:
         from zbsolve.files import write_atomic
 
         if path == STDOUT:
-            stream = click.get_binary_stream("stdout")
-            stream.write(data)
-            stream.flush()
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
             return
         write_atomic(path, data)
         self.say(f"wrote {path}")
@@ -119,8 +119,8 @@ def _rendered(part: RenderableType, *, colour: bool) -> str:
         legacy_windows=False,
     )
     console.print(part, soft_wrap=isinstance(part, str))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    return "".join(line.rstrip(" ") + "\n" for line in str(text).splitlines())
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "".join(line.rstrip(" ") + "\n" for line in text.strip("\n").split("\n"))
 
 
 def _plain(value: object) -> object:

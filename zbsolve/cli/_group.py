@@ -52,7 +52,8 @@ class VerbGroup(click.Group):
         """Run the verb, and notice here whether anyone still reads what it printed."""
         with _errors.closed_pipe_is_quiet():
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed by whoever started us
+                sys.stdout.flush()
         return result
 
     def main(  # type: ignore[override]

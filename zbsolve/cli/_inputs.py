@@ -23,6 +23,8 @@ def _content(path: str) -> tuple[bytes, str]:
     from zbsolve.files import read_regular
 
     if path == STDIN:
+        if sys.stdin is None:  # closed by whoever started us
+            raise click.UsageError("there is no standard input to read from.")
         return sys.stdin.buffer.read(), STDIN_NAME
     return read_regular(path), path
 

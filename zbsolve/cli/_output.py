@@ -97,7 +97,8 @@ class Output:
 
 def colour_wanted(stream: Any = None) -> bool:
     """Whether colour helps on a stream (stdout): a terminal, and NO_COLOR is not set."""
-    return bool((stream or sys.stdout).isatty()) and not os.environ.get("NO_COLOR")
+    stream = stream or sys.stdout
+    return stream is not None and bool(stream.isatty()) and not os.environ.get("NO_COLOR")
 
 
 def columns() -> int:
@@ -110,7 +111,7 @@ def _rendered(part: RenderableType, *, colour: bool) -> str:
 
     console = Console(
         file=io.StringIO(),
-        width=columns() if sys.stdout.isatty() else 160,
+        width=columns() if sys.stdout is not None and sys.stdout.isatty() else 160,
         force_terminal=colour,
         color_system="standard" if colour else None,
         highlight=False,

@@ -29,7 +29,7 @@ def progress_on_stderr(out: Output) -> Iterator[Callable[[Progress], None] | Non
     if out.quiet:
         yield None
         return
-    live = sys.stderr.isatty()
+    live = sys.stderr is not None and sys.stderr.isatty()
     last = ""
 
     def listen(progress: Progress) -> None:

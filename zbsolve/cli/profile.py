@@ -76,10 +76,19 @@ def show(*, profile_file: str, out: Output) -> None:
     _show(_inputs.read_profile(profile_file), out)
 
 
-DURATIONS = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns")
-SIZES = ("activation_bytes", "backward_weight_bytes", "workspace_bytes", "static_bytes", "output_bytes")
-HEADS = ("stage", "forward", "backward input", "backward weight", "backward fused", "activation", "kept for weights")
-MORE_HEADS = ("workspace", "static", "output")
+DURATIONS = {
+    "forward_ns": "forward",
+    "backward_input_ns": "backward input",
+    "backward_weight_ns": "backward weight",
+    "backward_ns": "backward fused",
+}
+SIZES = {
+    "activation_bytes": "activation",
+    "backward_weight_bytes": "kept for weights",
+    "workspace_bytes": "workspace",
+    "static_bytes": "static",
+    "output_bytes": "output",
+}
 
 
 def _show(shown: Profile, out: Output) -> None:
@@ -103,15 +112,14 @@ def _show(shown: Profile, out: Output) -> None:
             }
         )
         return
-    made = table(*HEADS, *MORE_HEADS, title=shown.name or None)
+    sizes = {field: head for field, head in SIZES.items() if sums[field]}  # what no stage has needs no column
+    made = table("stage", *DURATIONS.values(), *sizes.values(), title=shown.name or None)
     for number, stage in enumerate(stages):
         label = f"{number} {inert(stage.name)}".rstrip()
         times = [format_ns(getattr(stage, field)) for field in DURATIONS]
-        made.add_row(label, *times, *(format_bytes(getattr(stage, field)) for field in SIZES))
+        made.add_row(label, *times, *(format_bytes(getattr(stage, field)) for field in sizes))
     made.add_section()
-    made.add_row(
-        "sum", *(format_ns(sums[field]) for field in DURATIONS), *(format_bytes(sums[field]) for field in SIZES)
-    )
+    made.add_row("sum", *(format_ns(sums[field]) for field in DURATIONS), *(format_bytes(sums[f]) for f in sizes))
     out.show(made, grid(_about(shown, imbalance)))
 
 

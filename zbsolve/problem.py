@@ -114,7 +114,10 @@ class Problem:
         object.__setattr__(self, "limit_bytes", self._resolve_limits(given))
 
     def _resolve_limits(self, given: tuple[Limit, ...]) -> tuple[int | None, ...]:
-        held = self._activation_bytes_by_rank()
+        held, static = self._activation_bytes_by_rank(), [0] * self.placement.ranks
+        for stage, cost in enumerate(self.profile.stages):
+            for rank in self.placement.holders(stage):
+                static[rank] += cost.static_bytes
         resolved: list[int | None] = []
         for rank, limit in enumerate(given):
             times = _TIMES.fullmatch(limit) if isinstance(limit, str) else None
@@ -124,7 +127,7 @@ class Problem:
                 resolved.append(parse_bytes(limit, f"the memory limit of rank {rank}"))
             else:
                 dynamic = Fraction(times.group(1)) * self.placement.ranks * held[rank] / self.microbatches
-                resolved.append(min(self.static_bytes(rank) + int(dynamic), MAX_AMOUNT))
+                resolved.append(min(static[rank] + int(dynamic), MAX_AMOUNT))
         return tuple(resolved)
 
     def _activation_bytes_by_rank(self) -> list[int]:

@@ -130,17 +130,19 @@ def _json(text: str, name: object) -> Any:
             return made
         twice = True
         marked = _Twice(made)
-        keys = [key for key, _ in pairs]
-        marked.field = next(key for key in keys if keys.count(key) > 1)
+        left = dict(made)
+        marked.field = next(key for key, _ in pairs if left.pop(key, made) is made)
         return marked
 
     try:
         tree = json.loads(text, object_pairs_hook=build)
     except json.JSONDecodeError as error:
+        reason = error.msg[:1].lower() + error.msg[1:].removesuffix(" starting at")
+        cut_off = error.pos >= len(text.rstrip()) or reason == "unterminated string"
         raise FileFormatError(
             name,
-            f"is not JSON: {error.msg[:1].lower()}{error.msg[1:]} in line {error.lineno}, column {error.colno}"
-            + ("; the file seems cut off" if error.pos >= len(text.rstrip()) else ""),
+            f"is not JSON: {reason} in line {error.lineno}, column {error.colno}"
+            + ("; the file seems cut off" if cut_off else ""),
         ) from None
     except ValueError:
         # beyond Python's limit for the digits of an integer: clipped, its field will refuse it by name

@@ -27,5 +27,5 @@ def schema(kind: str) -> dict[str, Any]:
     """
     if kind not in _SHAPES:
         raise InvalidInput(f"there is no schema of {kind!r}; there are those of {', '.join(KINDS)}")
-    made = msgspec.json.schema(_SHAPES[kind])
+    made = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(_SHAPES[kind])))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"zbsolve {kind}", **made}

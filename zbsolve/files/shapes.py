@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from zbsolve.profile import MAX_STAGES
 from zbsolve.units import MAX_AMOUNT
 
 __all__ = [
@@ -31,6 +32,9 @@ __all__ = [
 
 PROFILE = "zbsolve.profile/1"
 TIMETABLE = "zbsolve.timetable/1"
+
+# lists end somewhere, so that a hostile file cannot keep a reader busy: here all pairs of 512 ranks
+_MOST_OVERRIDES = 2**18
 
 # limits given as extra schema are checked in zbsolve.units, whose messages say what to write instead
 _WHOLE = {"minimum": 0, "maximum": MAX_AMOUNT}
@@ -80,7 +84,7 @@ class LinkShape(_Shape, frozen=True, kw_only=True):
 
     latency_ns: Ns = 0
     bytes_per_second: Bytes | None = None
-    overrides: list[OverrideShape] = []
+    overrides: Annotated[list[OverrideShape], Meta(max_length=_MOST_OVERRIDES)] = []
 
 
 class SpreadShape(_Shape, frozen=True, kw_only=True):
@@ -100,7 +104,7 @@ class SourceShape(_Shape, frozen=True, kw_only=True):
     split: str = ""
     versions: dict[str, str] = {}
     samples: Whole = 0
-    spread: list[SpreadShape] = []
+    spread: Annotated[list[SpreadShape], Meta(max_length=MAX_STAGES)] = []
     note: str = ""
 
 
@@ -108,7 +112,7 @@ class ProfileShape(_Shape, frozen=True, kw_only=True):
     """Measured costs of a pipeline, as a timetable embeds them."""
 
     name: Name = ""
-    stages: Annotated[list[StageShape], Meta(min_length=1)]
+    stages: Annotated[list[StageShape], Meta(min_length=1, max_length=MAX_STAGES)]
     link: LinkShape = LinkShape()
     source: SourceShape = SourceShape()
 
@@ -123,7 +127,7 @@ class PlacementShape(_Shape, frozen=True, kw_only=True):
     """The rank of every stage, once for each route; the name is for people and must fit."""
 
     name: Literal["linear", "looped", "v", "wave", "bidirectional", "custom"] | UnsetType = UNSET
-    routes: list[list[Whole]]
+    routes: Annotated[list[Annotated[list[Whole], Meta(max_length=MAX_STAGES)]], Meta(max_length=MAX_STAGES)]
 
 
 class ProblemShape(_Shape, frozen=True, kw_only=True):

@@ -1,0 +1,124 @@
+"""torch.distributed.pipelining's schedule files, the only place with torch's letters.
+
+torch writes an operation as ``{stage}{letter}{microbatch}``: ``F`` forward, ``I`` input gradient,
+``W`` weight gradient, ``B`` both. (What zbsolve's pictures call B is torch's I.) A *compute_only* CSV
+has one row per pipeline rank; torch adds sends and receives itself. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from zbsolve.disk import write_atomic
+from zbsolve.errors import ProblemError
+from zbsolve.metrics import metrics
+from zbsolve.ops import Kind, Op
+from zbsolve.problem import Problem
+from zbsolve.simulate import simulate
+from zbsolve.timetable import Order, Timetable
+
+__all__ = ["FORMAT", "merged", "torch_rows", "write_torch_csv"]
+
+FORMAT = "zbsolve.torch-csv/1"
+"""Kind and version of the file written beside a CSV."""
+
+_LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD_INPUT: "I", Kind.BACKWARD_WEIGHT: "W", Kind.BACKWARD: "B"}
+
+
+def merged(order: Order) -> Order:
+    """The order with each B and the W that directly follows it (same stage and microbatch) as one backward.
+
+    torch pays for every split, and its input gradient alone frees nothing.
+    """
+    return Order(tuple(tuple(_merged_row(row)) for row in order.rows))
+
+
+def _merged_row(row: tuple[Op, ...]) -> list[Op]:
+    made: list[Op] = []
+    for op in row:
+        if op.kind is Kind.BACKWARD_WEIGHT and made and made[-1] == Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch):
+            made[-1] = Op(Kind.BACKWARD, op.stage, op.microbatch)
+        else:
+            made.append(op)
+    return made
+
+
+def torch_rows(order: Order) -> list[list[str]]:
+    """The cells of the CSV, one row a rank, such as ``["0F0", "0F1", "0B0", ...]``; adjacent I and W as B."""
+    return [[f"{op.stage}{_LETTERS[op.kind]}{op.microbatch}" for op in row] for row in merged(order).rows]
+
+
+def write_torch_csv(timetable: Timetable, path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Write a timetable's order for torch, and beside it what the CSV does not say.
+
+    The CSV is for ``_PipelineScheduleRuntime._load_csv(path, format="compute_only")``. The file
+    beside it (``x.csv`` gets ``x.csv.json``) names the stages of every rank, the call that loads the CSV, and
+    the planned figures next to those of the order as emitted, since a merged backward hands its gradient on later.
+
+    Returns
+    -------
+    The paths of the CSV and of the file beside it.
+
+    Raises
+    ------
+    ProblemError
+        If torch cannot run it: a stage lies on more than one rank.
+    OrderError
+        If the rows do not do every operation exactly once on its rank, or can never finish.
+    FileFormatError
+        If a file cannot be written.
+    """
+    _refuse_replicas(timetable.problem)
+    csv = Path(path)
+    beside = csv.with_name(csv.name + ".json")
+    about = _about(timetable, csv.name)
+    rows = "".join(",".join(row) + "\n" for row in torch_rows(timetable.order))
+    write_atomic(csv, rows.encode())
+    write_atomic(beside, about)
+    return csv, beside
+
+
+def _refuse_replicas(problem: Problem) -> None:
+    for stage in range(problem.placement.stages):
+        ranks = problem.placement.holders(stage)
+        if len(ranks) > 1:
+            raise ProblemError(
+                f"torch.distributed.pipelining holds each stage on one rank, but stage {stage} lies on ranks "
+                f"{', '.join(map(str, ranks))} ({problem.placement.name} placement); choose a placement with one route"
+            )
+
+
+def _about(timetable: Timetable, csv: str) -> bytes:
+    problem = timetable.problem
+    placement, order = problem.placement, timetable.order
+    emitted = merged(order)
+    planned = metrics(timetable)
+    run = planned if emitted == order else metrics(simulate(problem, emitted))
+    fields: dict[str, Any] = {
+        "format": FORMAT,
+        "csv": csv,
+        "csv_format": "compute_only",
+        "ranks": placement.ranks,
+        "stages": placement.stages,
+        "microbatches": problem.microbatches,
+        "placement": {"name": placement.name, "routes": [list(placement.routes[0])]},
+        "stages_of_rank": [list(placement.stages_of(rank)) for rank in range(placement.ranks)],
+        "objective": problem.objective,
+        "planned_period_ns": planned.period_ns,
+        "planned_makespan_ns": planned.makespan_ns,
+        "merged_backwards": sum(map(len, order.rows)) - sum(map(len, emitted.rows)),
+        "emitted_period_ns": run.period_ns,
+        "emitted_makespan_ns": run.makespan_ns,
+        "digest": problem.digest,
+        "torch": {
+            "class": "torch.distributed.pipelining.schedules._PipelineScheduleRuntime",
+            "construct": f"_PipelineScheduleRuntime(stages, n_microbatches={problem.microbatches}, loss_fn=loss_fn)",
+            "load": f'schedule._load_csv({json.dumps(csv)}, format="compute_only")',
+            "stages": "the PipelineStage objects of this rank, ascending by stage_index, see stages_of_rank",
+        },
+    }
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items())
+    return f"{{\n{lines}\n}}\n".encode()

@@ -143,7 +143,7 @@ def _medians(costs: Costs) -> Costs:
 
     def level(values: Sequence[int]) -> tuple[int, ...]:
         ordered = sorted(values)
-        return (ordered[len(ordered) // 2],) * len(values)
+        return tuple(ordered[len(ordered) // 2 :][:1] * len(values))
 
     return replace(
         costs,

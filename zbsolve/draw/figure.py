@@ -1,25 +1,27 @@
 """Timetables as a picture: SVG or PNG, below each other on one time axis, memory under each.
 
 `render` is pure: timetables in, bytes out, the same bytes for the same input (and the same
-matplotlib). It draws on a figure of its own and leaves matplotlib's global state alone. Boxes of
+matplotlib). It draws on a figure of its own and leaves matplotlib's settings as they were. Boxes of
 one kind are one collection, so that tens of thousands of operations stay a handful of artists.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import tempfile
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from zbsolve.draw import colours
 from zbsolve.draw.panel import Panel, Ticks, panels, ticks
 from zbsolve.errors import InvalidInput, MissingExtra
-from zbsolve.metrics import memory_curve
+from zbsolve.metrics import memory_curve, metrics
 from zbsolve.ops import Kind
 from zbsolve.timetable import Timetable
 from zbsolve.units import format_bytes
@@ -33,13 +35,16 @@ __all__ = ["draw_timetables", "render"]
 Format = Literal["svg", "png"]
 
 WIDTH = 10.0  # inches; at 100 dots an inch the width of a README
-LEFT, TOP, BOTTOM, GAP = 0.62, 0.12, 0.92, 0.16
+LEFT, TOP, BOTTOM, GAP = 0.70, 0.10, 0.88, 0.18
+BETWEEN = 0.10  # from the rows to the memory bands
 TITLE = 0.30
 PNG_DPI = 200
 MOST_PANELS = 24
 MOST_LABELS = 4000
 RASTER_FROM = 6000  # operations; beyond it an SVG holds the boxes as an image
 
+SIZES = (7.5, 7.0, 6.5, 6.0, 5.5, 5.0)  # of the letters in the boxes, in points
+WAYS = ("line", "stack", "turned")
 _EM = {"F": 0.58, "B": 0.69, "W": 0.99}  # widths of DejaVu Sans's letters, in em
 _DIGIT = 0.64
 
@@ -108,7 +113,7 @@ def render(timetables: Sequence[tuple[str, Timetable]], form: Format, *, memory:
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a title may have letters that the font lacks
         mpl.rcdefaults()
-        mpl.rcParams.update(_STYLE)
+        mpl.rcParams.update(cast("Any", _STYLE))
         figure = _Page(shown, memory).figure()
         data = io.BytesIO()
         described = {"Title": "; ".join(f"{panel.title}: {panel.headline}" for panel in shown)}
@@ -145,9 +150,7 @@ class _Memory:
 
     @classmethod
     def of(cls, timetable: Timetable) -> _Memory:
-        curves = memory_curve(timetable)
-        peaks = tuple(max(size for _, size in curve) for curve in curves)
-        return cls(curves, peaks, timetable.problem.limit_bytes)
+        return cls(memory_curve(timetable), metrics(timetable).peak_bytes, timetable.problem.limit_bytes)
 
 
 class _Page:
@@ -156,19 +159,21 @@ class _Page:
     def __init__(self, shown: tuple[Panel, ...], memory: bool) -> None:
         self.shown = shown
         self.memory = [_Memory.of(panel.timetable) for panel in shown] if memory else []
-        self.right = 1.22 if memory else 0.14
+        if not any(peak for record in self.memory for peak in record.peaks):
+            self.memory = []  # a profile without sizes has no memory to show
+        self.right = 1.22 if self.memory else 0.14
         self.span = max(1, *(panel.end_ns for panel in shown))
         self.ticks: Ticks = ticks(self.span, 10)
-        self.inches_per_ns = (WIDTH - LEFT - self.right) / (self.span * 1.004)
+        self.points_per_ns = 72 * (WIDTH - LEFT - self.right) / (self.span * 1.004)
         operations = sum(len(row) for panel in shown for row in panel.timetable.rows)
         self.raster = operations > RASTER_FROM
         self.top_bytes = _scale(self.memory)
-        self.font = self._font()
+        self.lettering = self._lettering()
 
     @staticmethod
     def row_height(ranks: int) -> float:
         """Inches of one rank's row: roomy for few ranks, thin for many."""
-        return min(0.27, max(0.5, 9 / ranks) * 0.27, 16 / ranks)
+        return min(0.29, max(0.5, 9 / ranks) * 0.29, 16 / ranks)
 
     def figure(self) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -178,7 +183,7 @@ class _Page:
         for panel in self.shown:
             rows = len(panel.timetable.rows) * self.row_height(len(panel.timetable.rows))
             heights.append((rows, 0.5 * rows if self.memory else 0.0))
-        inner = sum(TITLE + rows + (bands and bands + 0.06) + GAP for rows, bands in heights)
+        inner = sum(TITLE + rows + (bands and bands + BETWEEN) + GAP for rows, bands in heights)
         height = TOP + inner + BOTTOM - GAP
         figure = Figure(figsize=(WIDTH, height), facecolor="white")
         FigureCanvasAgg(figure)
@@ -190,7 +195,7 @@ class _Page:
             last = self._axes(figure, at, rows, height)
             self._rows(last, panel)
             if bands:
-                at -= 0.06 + bands
+                at -= BETWEEN + bands
                 last = self._axes(figure, at, bands, height)
                 self._bands(last, panel, self.memory[number])
             at -= GAP
@@ -219,22 +224,23 @@ class _Page:
     def _title(self, figure: Figure, panel: Panel, top: float, height: float) -> None:
         room = 1 - (LEFT + 0.14) / WIDTH
         y = (top - 0.20) / height
-        shown = _shorten(panel.title, 62)
+        shown = _shorten(panel.title, 58)
         figure.text(LEFT / WIDTH, y, shown, fontsize=10.5, fontweight="bold", color=colours.INK)
-        figure.text(LEFT / WIDTH + room, y, panel.headline, fontsize=9.5, color=colours.INK, ha="right")
+        right = LEFT / WIDTH + room
+        figure.text(right, y, panel.bubble_text, fontsize=10.5, fontweight="bold", color=colours.INK, ha="right")
+        figure.text(right - 1.5 / WIDTH, y, panel.value_text, fontsize=10.5, color=colours.INK, ha="right")
 
     def _rows(self, axes: Axes, panel: Panel) -> None:
         ranks = len(panel.timetable.rows)
         axes.set_ylim(ranks, 0)
         self._rank_labels(axes, ranks, self.row_height(ranks))
         self._boxes(axes, [(a, r + 0.06, b, r + 0.94) for r, (a, b) in enumerate(panel.windows)], None)
-        height = 0.88 / (1 + 0.45 * (panel.chunks - 1))
+        height = _box_height(panel)
         found: dict[Kind, list[tuple[float, float, float, float]]] = {}
         ends = []
         for rank, row in enumerate(panel.timetable.rows):
-            chunk_of = panel.chunk_of[rank]
             for timed in row:
-                top = rank + 0.06 + 0.45 * height * chunk_of.get(timed.op.stage, 0)
+                top = _box_top(panel, rank, timed.op.stage)
                 box = (timed.start_ns, top, timed.end_ns, top + height)
                 found.setdefault(timed.op.kind, []).append(box)
             if row:
@@ -242,8 +248,7 @@ class _Page:
         for kind in panel.kinds:
             self._boxes(axes, found[kind], kind)
         self._segments(axes, ends, color=colours.INK, linewidth=0.9)
-        if self.font:
-            self._labels(axes, panel, height)
+        self._labels(axes, panel)
 
     def _boxes(self, axes: Axes, boxes: list[tuple[float, float, float, float]], kind: Kind | None) -> None:
         """Draw the boxes (left, top, right, bottom) of one kind, or idle windows, as one artist."""
@@ -260,66 +265,78 @@ class _Page:
                 "zorder": 1.5,
             }
         else:
-            wide = float(np.median(corners[:, 1, 0] - corners[:, 0, 0])) * self.inches_per_ns > 0.03
+            wide = float(np.median(corners[:, 1, 0] - corners[:, 0, 0])) * self.points_per_ns > 2
             line = {"edgecolors": "white", "linewidths": 0.5} if wide else {"edgecolors": "none", "linewidths": 0}
             style = {"facecolors": colours.FILL[kind], "zorder": 2, **line}
-        axes.add_collection(PolyCollection(corners, rasterized=self.raster, **style), autolim=False)
+        axes.add_collection(PolyCollection(list(corners), rasterized=self.raster, **style), autolim=False)
 
-    def _segments(self, axes: Axes, segments: list[list[tuple[float, float]]], **style: Any) -> None:
+    def _segments(self, axes: Axes, segments: Sequence[Sequence[tuple[float, float]]], **style: Any) -> None:
         from matplotlib.collections import LineCollection
 
         axes.add_collection(LineCollection(segments, zorder=3, rasterized=self.raster, **style), autolim=False)
 
-    def _font(self) -> float:
-        """The size in points of the letters in the boxes: the largest that suits nearly all; 0 for none."""
-        boxes = [
-            (_width(timed.op.kind.letter + _number(timed.op.microbatch)), timed.end_ns - timed.start_ns)
-            for panel in self.shown
-            for row in panel.timetable.rows
-            for timed in row
-        ]
-        tallest = min(72 * 0.88 * self.row_height(len(p.timetable.rows)) / (1 + 0.45 * (p.chunks - 1)) for p in self.shown)
-        if not boxes or len(boxes) > MOST_LABELS:
-            return 0.0
-        for size in (7.5, 7.0, 6.5, 6.0, 5.5):
-            fit = sum(em * size + 1 <= length * self.inches_per_ns * 72 for em, length in boxes)
-            if size * 1.1 <= tallest and fit >= 0.9 * len(boxes):
-                return size
-        return 5.0 if tallest >= 5.5 else 0.0
+    def _lettering(self) -> tuple[float, dict[Kind, str]]:
+        """The size in points of the letters, and for each kind how its labels stand, if they can.
 
-    def _labels(self, axes: Axes, panel: Panel, height: float) -> None:
-        """Write letter and microbatch into each box: on one line, on two, or the number alone; else nothing."""
-        inches = height * self.row_height(len(panel.timetable.rows)) * 72
+        One size for the whole picture and one way for each kind look calmer than the best for each
+        box: on one line, letter above number, or turned by a quarter; what suits nine in ten boxes.
+        """
+        timed = [t for panel in self.shown for row in panel.timetable.rows for t in row]
+        if len(timed) > MOST_LABELS:
+            return 0.0, {}
+        rooms: dict[Kind, list[float]] = {}
+        for t in timed:
+            rooms.setdefault(t.op.kind, []).append((t.end_ns - t.start_ns) * self.points_per_ns - 0.6)
+        narrow = {kind: sorted(room)[len(room) // 10] for kind, room in rooms.items()}
+        digits = len(str(max((p.timetable.problem.microbatches for p in self.shown), default=1) - 1))
+        tall = min(72 * self.row_height(len(p.timetable.rows)) * _box_height(p) for p in self.shown)
+        best, size, ways = (-1, -1), 0.0, {}
+        for candidate in SIZES:
+            tried = {kind: _way(kind, digits, candidate, room, tall) for kind, room in narrow.items()}
+            shown = (sum(way != "" for way in tried.values()), sum(way in WAYS[:2] for way in tried.values()))
+            if shown > best:
+                best, size, ways = shown, candidate, tried
+        return size, ways
+
+    def _labels(self, axes: Axes, panel: Panel) -> None:
+        """Write letter and microbatch into the boxes that have room for them."""
+        size, ways = self.lettering
+        height = _box_height(panel)
+        row_height = self.row_height(len(panel.timetable.rows))
+        tall = 72 * row_height * height
         for rank, row in enumerate(panel.timetable.rows):
             for timed in row:
+                way = ways.get(timed.op.kind, "")
                 letter, number = timed.op.kind.letter, _number(timed.op.microbatch)
-                room = (timed.end_ns - timed.start_ns) * self.inches_per_ns * 72 - 0.6
-                if _width(letter + number) * self.font <= room:
-                    text = letter + number
-                elif max(_width(letter), _width(number)) * self.font <= room and 2.1 * self.font <= inches:
-                    text = f"{letter}\n{number}"
-                elif _width(letter) * self.font <= room:
-                    text = letter
-                else:
+                room = (timed.end_ns - timed.start_ns) * self.points_per_ns - 0.6
+                if not _fits(way, letter, number, size, room, tall):
                     continue
-                top = rank + 0.06 + 0.45 * height * panel.chunk_of[rank].get(timed.op.stage, 0)
-                axes.text(
-                    (timed.start_ns + timed.end_ns) / 2,
-                    top + height / 2,
-                    text,
-                    fontsize=self.font,
-                    color=colours.TEXT[timed.op.kind],
-                    ha="center",
-                    va="center_baseline" if "\n" not in text else "center",
-                    linespacing=0.95,
-                    zorder=4,
+                middle = _box_top(panel, rank, timed.op.stage) + height / 2
+                up = 0.53 * size / (72 * row_height)
+                pieces = (
+                    [(letter, middle - up), (number, middle + up)] if way == "stack" else [(letter + number, middle)]
                 )
+                for text, y in pieces:
+                    axes.text(
+                        (timed.start_ns + timed.end_ns) / 2,
+                        y,
+                        text,
+                        fontsize=size,
+                        color=colours.TEXT[timed.op.kind],
+                        rotation=90 if way == "turned" else 0,
+                        rotation_mode="anchor",  # keeps labels centred in an SVG viewer with other fonts
+                        ha="center",
+                        va="center_baseline",
+                        zorder=4,
+                    )
 
     def _rank_labels(self, axes: Axes, ranks: int, inches: float) -> None:
         step = max(1, round(0.13 / inches + 0.49))
         shown = range(0, ranks, step)
         axes.set_yticks([r + 0.5 for r in shown])
-        axes.set_yticklabels([f"rank {r}" for r in shown], fontsize=7.5, color=colours.MUTED)
+        axes.set_yticklabels(
+            [f"rank {r}" for r in shown], fontsize=min(7.5, 72 * inches * step * 0.8), color=colours.MUTED
+        )
 
     def _bands(self, axes: Axes, panel: Panel, memory: _Memory) -> None:
         """One band a rank: the bytes held as an area from the band's floor, the limit as a dashed line."""
@@ -329,9 +346,11 @@ class _Page:
         axes.set_ylim(ranks, 0)
         inches = 0.5 * self.row_height(ranks)
         self._rank_labels(axes, ranks, inches)
+        axes.set_ylabel("memory", fontsize=7.5, color=colours.MUTED)
+        axes.yaxis.set_label_coords(-0.052 * WIDTH / (WIDTH - LEFT - self.right), 0.5)
         areas, statics, limits = [], [], []
         for rank, (curve, (start, end)) in enumerate(zip(memory.curves, panel.windows, strict=True)):
-            floor, per_byte = rank + 0.96, 0.86 / self.top_bytes
+            floor, per_byte = rank + 0.97, 0.77 / self.top_bytes
             points, level = [(start, floor)], floor - curve[0][1] * per_byte
             points.append((start, level))
             for at, size in curve:
@@ -348,13 +367,19 @@ class _Page:
         for shape, colour in ((areas, colours.MEMORY), (statics, colours.STATIC)):
             collection = PolyCollection(shape, facecolors=colour, linewidths=0, zorder=2, rasterized=self.raster)
             axes.add_collection(collection, autolim=False)
-        self._segments(axes, limits, color=colours.LIMIT, linewidth=0.8, linestyle=(0, (3, 1.5)))
+        self._segments(axes, limits, color=colours.LIMIT, linewidth=min(0.8, 8 * inches), linestyle=(0, (3, 1.5)))
         step = max(1, round(0.12 / inches + 0.49))
         for rank in range(0, ranks, step):
             limit = memory.limits[rank]
             text = format_bytes(memory.peaks[rank]) + ("" if limit is None else f" of {format_bytes(limit)}")
             axes.text(
-                1.008, rank + 0.5, text, transform=axes.get_yaxis_transform(), fontsize=6, color=colours.MUTED, va="center"
+                1.008,
+                rank + 0.5,
+                text,
+                transform=axes.get_yaxis_transform(),
+                fontsize=6,
+                color=colours.MUTED,
+                va="center",
             )
 
     def _legend(self, figure: Figure, height: float) -> None:
@@ -379,7 +404,7 @@ class _Page:
         legend = figure.legend(
             handles=handles,
             loc="lower left",
-            bbox_to_anchor=(LEFT / WIDTH, 0.22 / height),
+            bbox_to_anchor=(LEFT / WIDTH, 0.27 / height),
             borderaxespad=0,
             borderpad=0,
             ncols=len(handles),
@@ -392,7 +417,7 @@ class _Page:
         )
         for text in legend.get_texts():
             text.set_color(colours.INK)
-        figure.text(LEFT / WIDTH, 0.07 / height, ";  ".join(notes), fontsize=7, color=colours.MUTED)
+        figure.text(LEFT / WIDTH, 0.09 / height, ";  ".join(notes), fontsize=7, color=colours.MUTED)
 
 
 def _scale(memories: Sequence[_Memory]) -> int:
@@ -400,6 +425,30 @@ def _scale(memories: Sequence[_Memory]) -> int:
     peak = max((peak for memory in memories for peak in memory.peaks), default=0)
     limits = [limit for memory in memories for limit in memory.limits if limit is not None and limit <= 2 * peak]
     return max([peak, *limits, 1])
+
+
+def _box_height(panel: Panel) -> float:
+    """The height of a box, of its row; boxes of a rank's chunks overlap by half, so that each keeps room."""
+    return 0.88 / (1 + 0.45 * (panel.chunks - 1))
+
+
+def _box_top(panel: Panel, rank: int, stage: int) -> float:
+    """Later chunks of a rank stand lower in its row."""
+    return rank + 0.06 + 0.45 * _box_height(panel) * panel.chunk_of[rank].get(stage, 0)
+
+
+def _way(kind: Kind, digits: int, size: float, room: float, tall: float) -> str:
+    """The first way in which a kind's longest label fits a box of this room, in points; "" for none."""
+    return next((way for way in WAYS if _fits(way, kind.letter, "0" * digits, size, room, tall)), "")
+
+
+def _fits(way: str, letter: str, number: str, size: float, room: float, tall: float) -> bool:
+    long = _width(letter + number) * size
+    if way == "line":
+        return long <= room and size <= tall
+    if way == "stack":
+        return max(_width(letter), _width(number)) * size <= room and 2.1 * size <= tall
+    return way == "turned" and 0.8 * size <= room and long <= tall
 
 
 def _width(text: str) -> float:
@@ -412,4 +461,9 @@ def _number(microbatch: int | None) -> str:
 
 
 def _shorten(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+    """Cut a title to the room it has; East Asian letters are two wide."""
+    widths = [2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text]
+    if sum(widths) <= most:
+        return text
+    kept = sum(1 for width in itertools.accumulate(widths) if width <= most - 3)
+    return text[:kept].rstrip() + "..."

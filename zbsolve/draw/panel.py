@@ -50,9 +50,19 @@ class Panel:
     chunk_of: tuple[dict[int, int], ...]
 
     @property
+    def value_text(self) -> str:
+        """The objective's value in words, such as ``"period 1.31 s"``."""
+        return f"{self.timetable.problem.objective} {format_ns(self.value_ns)}"
+
+    @property
+    def bubble_text(self) -> str:
+        """The bubble in words, such as ``"bubble 15.85 %"``."""
+        return f"bubble {100 * self.bubble:.2f} %"
+
+    @property
     def headline(self) -> str:
-        """The figures in words, such as ``"period 1.31 s, bubble 15.85 %"``."""
-        return f"{self.timetable.problem.objective} {format_ns(self.value_ns)}, bubble {100 * self.bubble:.2f} %"
+        """Both."""
+        return f"{self.value_text}, {self.bubble_text}"
 
     @property
     def formula(self) -> str:
@@ -96,10 +106,13 @@ def panels(timetables: Sequence[tuple[str, Timetable]]) -> tuple[Panel, ...]:
     Raises
     ------
     InvalidInput
-        If there are none.
+        If there are none, or one has no ranks.
     """
     if not timetables:
         raise InvalidInput("nothing to draw: give at least one timetable with its title")
+    for title, timetable in timetables:
+        if not timetable.rows:
+            raise InvalidInput(f"nothing to draw: the timetable {clean(title)!r} has no ranks")
     return tuple(_panel(title, timetable) for title, timetable in timetables)
 
 
@@ -128,7 +141,9 @@ def _panel(title: str, timetable: Timetable) -> Panel:
 
 def clean(title: str) -> str:
     """Make a title safe to show: one line, printable (no escape sequences, no surrogates), not endless."""
-    text = " ".join("".join(c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in title).split())
+    text = " ".join(
+        "".join(c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in title).split()
+    )
     return text if len(text) <= LONGEST_TITLE else text[: LONGEST_TITLE - 3] + "..."
 
 

@@ -102,7 +102,7 @@ class _Row:
     def build(cls, panel: Panel, rank: int, span: int, columns: int) -> _Row:
         row = sorted(panel.timetable.rows[rank], key=lambda timed: (timed.start_ns, timed.end_ns))
         start, end = panel.windows[rank]
-        chunk_of, several = panel.chunk_of[rank], panel.chunks > 1
+        chunk_of, many = panel.chunk_of[rank], panel.chunks > 2
         cells = [" "] * columns
         kinds: list[Kind | None] = [None] * columns
         for column in range(_column(start, span, columns), _column(end, span, columns)):
@@ -111,16 +111,17 @@ class _Row:
         crowded: set[int] = set()
         for index, timed in enumerate(row):
             a, b = _column(timed.start_ns, span, columns), _column(timed.end_ns, span, columns)
-            if a == b:
-                crowded.add(min(columns - 1, (timed.start_ns + timed.end_ns) * columns // (2 * span)))
+            if a >= b:
+                middle = (timed.start_ns + timed.end_ns) * columns // (2 * span)
+                crowded.add(max(0, min(columns - 1, middle)))
             for column in range(a, b):
                 if owner[column] is not None:  # overlapping operations: the judge's business, but not hidden
                     crowded.add(column)
                 owner[column] = index
         for index, run in _runs(owner, crowded):
             timed = row[index]
-            chunk = chunk_of.get(timed.op.stage, 0) if several else None
-            cells[run.start : run.stop] = _label(timed, chunk, len(run))
+            later = chunk_of.get(timed.op.stage, 0) > 0
+            cells[run.start : run.stop] = _label(timed, later, many, len(run))
             kinds[run.start : run.stop] = [timed.op.kind] * len(run)
         for column in crowded:
             cells[column] = "#" if _busy_half(row, column, span, columns) else ":"
@@ -143,8 +144,8 @@ class _Row:
 
 
 def _column(at_ns: int, span: int, columns: int) -> int:
-    """The column boundary nearest to a time, half up, in exact integers."""
-    return (2 * at_ns * columns + span) // (2 * span)
+    """The column boundary nearest to a time, half up, in exact integers; within the picture."""
+    return max(0, min(columns, (2 * at_ns * columns + span) // (2 * span)))
 
 
 def _runs(owner: list[int | None], crowded: set[int]) -> Iterator[tuple[int, range]]:
@@ -159,14 +160,13 @@ def _runs(owner: list[int | None], crowded: set[int]) -> Iterator[tuple[int, ran
         at = max(until, at + 1)
 
 
-def _label(timed: TimedOp, chunk: int | None, room: int) -> str:
-    """Letter and microbatch, filled up with dashes; `chunk` is given where ranks hold several."""
+def _label(timed: TimedOp, later: bool, many: bool, room: int) -> str:
+    """Letter and microbatch, filled up with dashes; the stage too where a rank has more than two chunks."""
     op = timed.op
     number = "" if op.microbatch is None else str(op.microbatch)
-    letter = _LETTER[op.kind].lower() if chunk else _LETTER[op.kind]
-    choices = [f"{letter}{number}", letter]
-    if chunk is not None:
-        choices.insert(0, f"{letter}{number}@{op.stage}")
+    letter = _LETTER[op.kind].lower() if later else _LETTER[op.kind]
+    choices = [f"{letter}{number}@{op.stage}"] if many else []
+    choices += [f"{letter}{number}", letter]
     return next(choice for choice in choices if len(choice) <= room).ljust(room, "-")
 
 
@@ -208,8 +208,9 @@ def _header(panel: Panel, width: int, colour: bool) -> list[str]:
 def _legend(shown: tuple[Panel, ...], span: int, columns: int, width: int, crowded: bool, colour: bool) -> list[str]:
     used = [kind for kind in Kind if any(kind in panel.kinds for panel in shown)]
     entries = [f"{_LETTER[kind]} {MEANING[kind]}" for kind in used]
-    if any(panel.chunks > 1 for panel in shown):
-        entries.append("lower case: a later chunk of its rank (@ its stage)")
+    chunks = max(panel.chunks for panel in shown)
+    if chunks > 1:
+        entries.append("lower case: a later chunk of its rank" + (" (@ its stage)" if chunks > 2 else ""))
     entries.append(". idle")
     if crowded:
         entries.append("# several in one column (: mostly idle)")
@@ -253,8 +254,5 @@ def _paint(text: str, kind: Kind) -> str:
 def _ansi(colour: str) -> int:
     """The nearest of the 6 x 6 x 6 colours that every 256-colour terminal has."""
     levels = (0, 95, 135, 175, 215, 255)
-    digits = [
-        min(range(6), key=lambda k: abs(levels[k] - int(colour[i : i + 2], 16)))  # noqa: B023
-        for i in (1, 3, 5)
-    ]
+    digits = [min(range(6), key=lambda k: abs(levels[k] - int(colour[i : i + 2], 16))) for i in (1, 3, 5)]
     return 16 + 36 * digits[0] + 6 * digits[1] + digits[2]

@@ -1,0 +1,104 @@
+"""Proven lower bounds of period and makespan, and the smallest memory limits.
+
+Each bound stands in a module with its proof in the docstring; `docs/bounds.md` tells them in
+plain words. A bound holds for every order that is allowed, in whatever sequence of microbatches and
+whatever is split or fused, and for the memory limits of the problem.
+
+| bound | placement | argues with |
+|---|---|---|
+| load, chain, head-tail | any | work of a rank, path of one microbatch, what precedes and follows (makespan) |
+| two-phase | one stage a rank, one route | idle time before the first and the last backward |
+| memory-time | the same | bytes x time that microbatches occupy |
+| relay | the same | a later rank's work inside an earlier rank's span |
+| counting | the same | earliest times of all counts of F, B and W, rank by rank |
+
+`counting` is at least as good as two-phase and relay, but its effort grows with microbatches
+squared where memory is plentiful; beyond `MAX_EFFORT` it is left out.
+"""
+
+from __future__ import annotations
+
+from zbsolve.bounds.costs import read_costs, refuse_infeasible
+from zbsolve.bounds.counting import counting, effort
+from zbsolve.bounds.memory_time import memory_time
+from zbsolve.bounds.relay import relay
+from zbsolve.bounds.single import single_ranks
+from zbsolve.bounds.two_phase import two_phase
+from zbsolve.bounds.work import chain, head_tail, load
+from zbsolve.problem import Problem
+from zbsolve.solution import Bound
+
+__all__ = ["lower_bound", "lower_bounds", "smallest_limits"]
+
+MAX_EFFORT = 40_000
+"""Rows of counts that `counting` may go through, about a second of work."""
+
+
+def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
+    """All bounds that apply to the problem's objective, best first; equal ones in the order of the table above.
+
+    Returns
+    -------
+    At least one bound, in whole ns, rounded up as objectives are.
+
+    Raises
+    ------
+    Infeasible
+        If no timetable fits the memory limit; names the smallest limits.
+    ProblemError
+        If durations or bytes of the iteration exceed 2^62.
+    """
+    costs = read_costs(problem)
+    refuse_infeasible(costs)
+    makespan = problem.objective == "makespan"
+    bounds = [Bound(load(costs), "load"), Bound(chain(costs), "chain")]
+    if makespan:
+        bounds.append(Bound(head_tail(costs), "head-tail"))
+    if costs.single:
+        ranks = single_ranks(costs)
+        for name, span in (("two-phase", two_phase), ("memory-time", memory_time)):
+            values = [span(rank) + (rank.head if makespan else 0) for rank in ranks]
+            bounds.append(Bound(max(values), name))
+        bounds.append(Bound(relay(ranks, makespan=makespan), "relay"))
+        if effort(ranks) <= MAX_EFFORT:
+            bounds.append(Bound(counting(ranks, makespan=makespan, most_effort=MAX_EFFORT), "counting"))
+    return tuple(sorted(bounds, key=lambda bound: -bound.value_ns))
+
+
+def lower_bound(problem: Problem) -> Bound:
+    """The best of `lower_bounds`.
+
+    Raises
+    ------
+    Infeasible
+        If no timetable fits the memory limit; names the smallest limits.
+    ProblemError
+        If durations or bytes of the iteration exceed 2^62.
+    """
+    return lower_bounds(problem)[0]
+
+
+def smallest_limits(problem: Problem) -> tuple[int, ...]:
+    """The least memory limit of each rank, in bytes, with which some timetable exists; exact on any placement.
+
+    The problem's own limits play no part.
+
+    Notes
+    -----
+    Needed: while the forward or the backward of stage s runs, the forwards of the same microbatch on
+    the earlier stages of that rank have started, and their backwards cannot have: each follows that
+    of stage s. So the rank holds its static bytes, what these forwards and that of stage s hold, the
+    workspace of s, and, if the backward is split and keeps more than F held, the difference; the
+    cheaper of split and fused counts where both are allowed.
+
+    Enough: one microbatch after the other, every B at once followed by its W (or fused where
+    that takes less), needs at no moment more. It keeps all ranks at their least at once.
+
+    Own proof.
+
+    Raises
+    ------
+    ProblemError
+        If durations or bytes of the iteration exceed 2^62.
+    """
+    return read_costs(problem).smallest_limits

@@ -1,0 +1,232 @@
+"""What every bound reads: the costs of each stage and microbatch, from the operation graph.
+
+A backward may be split or fused, microbatch by microbatch and stage by stage, so a bound must hold
+for every choice. Here the choices that cannot fit the memory limit are struck out, and the least
+times over the others are formed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from zbsolve.errors import Infeasible
+from zbsolve.opgraph import KINDS, Int32, Int64, OpGraph
+from zbsolve.ops import Kind
+from zbsolve.problem import Problem
+from zbsolve.units import format_bytes
+
+__all__ = ["Costs", "read_costs", "refuse_infeasible"]
+
+_F, _B, _W, _BW = (KINDS.index(k) for k in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Times in ns and bytes of every stage (S) and microbatch (m), arrays of shape (S, m) unless said otherwise.
+
+    Parameters
+    ----------
+    problem
+        What was asked.
+    rank
+        Where each stage of each microbatch runs.
+    forward_ns
+        Duration of F.
+    input_ns, weight_ns, keep_bytes
+        B, W and what the end of B leaves; None where no split is allowed.
+    fused_ns
+        The fused backward; None where it is not allowed.
+    held_bytes, workspace_bytes
+        What F holds; the extra of every operation.
+    down_ns, up_ns
+        Lags over the boundary after a stage, of the output and of its gradient; shape (S - 1, m).
+    base_bytes, limit_bytes
+        Static bytes and limit of each rank (2^62: none), shape (ranks,).
+    """
+
+    problem: Problem
+    rank: Int32
+    forward_ns: Int64
+    input_ns: Int64 | None
+    weight_ns: Int64 | None
+    keep_bytes: Int64 | None
+    fused_ns: Int64 | None
+    held_bytes: Int64
+    workspace_bytes: Int64
+    down_ns: Int64
+    up_ns: Int64
+    base_bytes: Int64
+    limit_bytes: Int64
+
+    @property
+    def stages(self) -> int:
+        """The number of stages, S."""
+        return len(self.forward_ns)
+
+    @property
+    def microbatches(self) -> int:
+        """The number of microbatches, m."""
+        return self.problem.microbatches
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.base_bytes)
+
+    @cached_property
+    def single(self) -> bool:
+        """Whether every rank holds one stage, on one route."""
+        placement = self.problem.placement
+        return len(placement.routes) == 1 and placement.ranks == placement.stages
+
+    @cached_property
+    def fused_need(self) -> Int64:
+        """Least bytes (static ones apart) on its rank while F or a fused backward of a stage runs.
+
+        While either runs, the same microbatch's forwards of the earlier stages on that rank have
+        started, and none of their backwards may: each comes after the backward of this stage.
+        """
+        held = np.zeros_like(self.held_bytes)
+        running = np.zeros((self.ranks, self.microbatches), dtype=np.int64)
+        columns = np.arange(self.microbatches)
+        for s in range(self.stages):
+            running[self.rank[s], columns] += self.held_bytes[s]
+            held[s] = running[self.rank[s], columns]
+        need: Int64 = held + self.workspace_bytes
+        return need
+
+    @cached_property
+    def split_need(self) -> Int64:
+        """The same while B runs: what it will leave may exceed what F held, and is taken at its start."""
+        assert self.keep_bytes is not None
+        need: Int64 = self.fused_need + np.maximum(self.keep_bytes - self.held_bytes, 0)
+        return need
+
+    @cached_property
+    def smallest_limits(self) -> tuple[int, ...]:
+        """The least limit of each rank with which some timetable exists."""
+        need = self.split_need if self.fused_ns is None else self.fused_need
+        smallest = np.zeros(self.ranks, dtype=np.int64)
+        np.maximum.at(smallest, self.rank.ravel(), need.ravel())
+        return tuple(int(v) for v in smallest + self.base_bytes)
+
+    @cached_property
+    def splittable(self) -> Int64:
+        """1 where B and W may stand apart: allowed, and B alone fits the limit; else 0."""
+        if self.input_ns is None:
+            return np.zeros_like(self.forward_ns)
+        return (self.split_need <= (self.limit_bytes - self.base_bytes)[self.rank]).astype(np.int64)
+
+    @cached_property
+    def gradient_ns(self) -> Int64:
+        """Least time from the start of the backward until its input gradient is there."""
+        return self._least(self.input_ns)
+
+    @cached_property
+    def backward_ns(self) -> Int64:
+        """Least work of the whole backward."""
+        return self._least(None if self.input_ns is None or self.weight_ns is None else self.input_ns + self.weight_ns)
+
+    def _least(self, split: Int64 | None) -> Int64:
+        if split is None:
+            assert self.fused_ns is not None
+            return self.fused_ns
+        if self.fused_ns is None:
+            return split
+        return np.where(self.splittable == 1, np.minimum(split, self.fused_ns), self.fused_ns)
+
+    @cached_property
+    def head_ns(self) -> Int64:
+        """Least time from the first F of a microbatch to the start of F of a stage."""
+        head = np.zeros_like(self.forward_ns)
+        for s in range(1, self.stages):
+            head[s] = head[s - 1] + self.forward_ns[s - 1] + self.down_ns[s - 1]
+        return head
+
+    @cached_property
+    def turn_ns(self) -> Int64:
+        """L: least time from the start of F to the start of the backward, of one stage and microbatch."""
+        turn = self.forward_ns.copy()
+        for s in range(self.stages - 2, -1, -1):
+            turn[s] += self.down_ns[s] + turn[s + 1] + self.gradient_ns[s + 1] + self.up_ns[s]
+        return turn
+
+    @cached_property
+    def tail_ns(self) -> Int64:
+        """Least time from the end of B (or of the fused backward) to the end of all backwards of earlier stages."""
+        tail = np.zeros_like(self.forward_ns)
+        for s in range(1, self.stages):
+            tail[s] = self.up_ns[s - 1] + np.maximum(self.backward_ns[s - 1], self.gradient_ns[s - 1] + tail[s - 1])
+        return tail
+
+
+def read_costs(problem: Problem) -> Costs:
+    """Read the costs from the operation graphs of the split and of the fused operations, as far as they are allowed.
+
+    Raises
+    ------
+    ProblemError
+        If durations or bytes of the iteration exceed 2^62.
+    """
+    split = OpGraph.build(replace(problem, allow=frozenset({"split"}))) if "split" in problem.allow else None
+    fused = OpGraph.build(replace(problem, allow=frozenset({"fused"}))) if "fused" in problem.allow else None
+    graph = split if split is not None else fused
+    assert graph is not None
+    forward = _nodes(graph, _F)
+    held = (graph.start_bytes + graph.end_bytes)[forward]
+    input_ns = weight_ns = keep = None
+    if split is not None:
+        b, w = _nodes(split, _B), _nodes(split, _W)
+        input_ns, weight_ns = split.duration_ns[b], split.duration_ns[w]
+        keep = held + (split.start_bytes + split.end_bytes)[b]
+    return Costs(
+        problem=problem,
+        rank=graph.rank[forward],
+        forward_ns=graph.duration_ns[forward],
+        input_ns=input_ns,
+        weight_ns=weight_ns,
+        keep_bytes=keep,
+        fused_ns=None if fused is None else fused.duration_ns[_nodes(fused, _BW)],
+        held_bytes=held,
+        workspace_bytes=-graph.end_bytes[forward],
+        down_ns=_lags(graph, forward[:-1], forward[1:]),
+        up_ns=_lags(graph, (back := _nodes(graph, _BW if split is None else _B))[1:], back[:-1]),
+        base_bytes=graph.base_bytes,
+        limit_bytes=graph.limit_bytes,
+    )
+
+
+def refuse_infeasible(costs: Costs) -> None:
+    """Raise if some rank's limit is below the least with which a timetable exists.
+
+    Raises
+    ------
+    Infeasible
+        Naming the smallest limits that would do.
+    """
+    for rank, (limit, least) in enumerate(zip(costs.limit_bytes.tolist(), costs.smallest_limits, strict=True)):
+        if limit < least:
+            raise Infeasible(
+                f"no timetable fits: rank {rank} may use {limit} bytes ({format_bytes(limit)}), but even one "
+                f"microbatch at a time needs {least} bytes ({format_bytes(least)}); raise the memory limit",
+                costs.smallest_limits,
+            )
+
+
+def _nodes(graph: OpGraph, kind: int) -> Int64:
+    """The node of each stage and microbatch that is of one kind, shape (S, m)."""
+    nodes = np.flatnonzero(graph.kind == kind)
+    table = np.empty((graph.problem.placement.stages, graph.problem.microbatches), dtype=np.int64)
+    table[graph.stage[nodes], graph.microbatch[nodes]] = nodes
+    return table
+
+
+def _lags(graph: OpGraph, tail: Int64, head: Int64) -> Int64:
+    """The lag of the arc between each pair of nodes."""
+    key = graph.arc_tail.astype(np.int64) * len(graph) + graph.arc_head
+    order = np.argsort(key)
+    wanted = tail * len(graph) + head
+    return graph.arc_lag_ns[order[np.searchsorted(key, wanted.ravel(), sorter=order)]].reshape(wanted.shape)

@@ -1,0 +1,127 @@
+"""One rank with one stage, all microbatches alike: the numbers that the stronger bounds argue about.
+
+Everything the other ranks do is replaced by one delay: the backward of a microbatch starts at least
+L after its F does. Any timetable keeps that, so a bound for such a rank is a bound for the whole.
+
+Memory is counted net of static bytes and of workspace, which is there while any operation runs.
+With a microbatches between start of F and end of B, and b between end of B and end of W,
+a x held + b x keep <= room at every moment; where keep > held, B counts as keep already while it
+runs. Where microbatches differ, the least of each number is taken: less time and less memory never
+make a timetable worse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zbsolve.bounds.costs import Costs
+from zbsolve.opgraph import Int64
+
+__all__ = ["SingleRank", "single_ranks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleRank:
+    """One rank; times in ns, memory in bytes.
+
+    Parameters
+    ----------
+    microbatches
+        m.
+    forward
+        F.
+    gradient, backward
+        Least time from the start of a backward to its input gradient, and of all of it.
+    split
+        B, W and the bytes kept between them; None if no split backward is possible.
+    fused
+        The fused backward; None if it is not allowed.
+    held
+        What F holds.
+    room
+        Memory for held and kept bytes; 2^62 or so where there is no limit.
+    turn
+        L: least time from the start of F to the start of the backward.
+    head, tail
+        Least time before the first F, and after the last input gradient, spent on other ranks.
+    down, up
+        Lags of an output to the next rank, and of its gradient back; 0 for the last stage.
+    """
+
+    microbatches: int
+    forward: int
+    gradient: int
+    backward: int
+    split: tuple[int, int, int] | None
+    fused: int | None
+    held: int
+    room: int
+    turn: int
+    head: int
+    tail: int
+    down: int
+    up: int
+
+    @property
+    def work(self) -> int:
+        """The least work of the rank, m (F + backward)."""
+        return self.microbatches * (self.forward + self.backward)
+
+    @property
+    def in_flight(self) -> int:
+        """K: the most microbatches between start of F and end of B at once, at most m."""
+        return min(self.microbatches, self.room // self.held) if self.held else self.microbatches
+
+    def kept_beside(self, in_flight: int) -> int:
+        """The most microbatches that can wait for W beside so many in flight; 0 if none is split."""
+        others = self.microbatches - in_flight
+        if self.split is None:
+            return 0
+        keep = self.split[2]
+        return min(others, (self.room - in_flight * self.held) // keep) if keep else others
+
+    @property
+    def deferred(self) -> int:
+        """What one W left for later can save at most: W, less what splitting costs against the least backward.
+
+        Let c be the least backward. A microbatch that is split works B + W = c + (B + W - c), so of
+        its W at most W - (B + W - c) = c - B is gained against a rank that works c.
+        """
+        return max(0, self.backward - self.split[0]) if self.split else 0
+
+
+def single_ranks(costs: Costs) -> tuple[SingleRank, ...]:
+    """The ranks in the order of their stages; only for one stage a rank and one route."""
+
+    def least(values: Int64, s: int) -> int:
+        return int(values[s].min())
+
+    ranks = []
+    for s in range(costs.stages):
+        rank = int(costs.rank[s, 0])
+        can_split = costs.input_ns is not None and bool(costs.splittable[s].any())
+        split = None
+        if can_split:
+            assert costs.input_ns is not None
+            assert costs.weight_ns is not None
+            assert costs.keep_bytes is not None
+            split = (least(costs.input_ns, s), least(costs.weight_ns, s), least(costs.keep_bytes, s))
+        inner = s < costs.stages - 1
+        ranks.append(
+            SingleRank(
+                microbatches=costs.microbatches,
+                forward=least(costs.forward_ns, s),
+                gradient=least(costs.gradient_ns, s),
+                backward=least(costs.backward_ns, s),
+                split=split,
+                fused=None if costs.fused_ns is None else least(costs.fused_ns, s),
+                held=least(costs.held_bytes, s),
+                room=int(costs.limit_bytes[rank] - costs.base_bytes[rank]) - least(costs.workspace_bytes, s),
+                turn=least(costs.turn_ns, s),
+                head=least(costs.head_ns, s),
+                tail=least(costs.tail_ns, s),
+                down=least(costs.down_ns, s) if inner else 0,
+                up=least(costs.up_ns, s) if inner else 0,
+            )
+        )
+    return tuple(ranks)

@@ -1,0 +1,87 @@
+"""Bounds from work and chains alone: load, chain, head-tail. They hold on any placement, with any routes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zbsolve.bounds.costs import Costs
+from zbsolve.opgraph import Int64
+
+__all__ = ["chain", "head_tail", "load"]
+
+
+def load(costs: Costs) -> int:
+    """The most work of any rank: a rank runs one operation at a time.
+
+    Notes
+    -----
+    For period and makespan. On each rank, the sum of F + min(B + W, fused) over its stages and the
+    microbatches that visit it; for one stage a rank m (F + B + W). Between a rank's first start and
+    last end lies all its work, hence period and makespan are at least that. Own proof; folklore.
+    """
+    return int(_sum_by_rank(costs, costs.forward_ns + costs.backward_ns).max())
+
+
+def chain(costs: Costs) -> int:
+    """The longest chain of one microbatch.
+
+    Notes
+    -----
+    Let head(s) be the least time from the first F of a microbatch to the start of F of stage s, and
+    L(s) the least time from there to the start of its backward (`Costs.turn_ns`). The backward of
+    stage s cannot be done before head(s) + L(s) + min(B + W, fused).
+
+    - makespan: the greatest of these over stages and microbatches.
+    - period: measured from the first F of the microbatch on the same rank instead, since that
+      lies within the rank's span: head(t) - head(s) + L(t) + min(B + W, fused) of stage t, for s the
+      first and t any stage of a rank.
+
+    Own proof.
+    """
+    done = costs.head_ns + costs.turn_ns + costs.backward_ns
+    if costs.problem.objective == "makespan":
+        return int(done.max())
+    columns = np.arange(costs.microbatches)
+    first = np.full((costs.ranks, costs.microbatches), -1, dtype=np.int64)
+    best = 0
+    for s in range(costs.stages):
+        rank = costs.rank[s]
+        new = first[rank, columns] < 0
+        first[rank[new], columns[new]] = costs.head_ns[s][new]
+        best = max(best, int((done[s] - first[rank, columns]).max()))
+    return best
+
+
+def head_tail(costs: Costs) -> int:
+    """Makespan only: what must come before a rank's first operation, its work, and what must follow.
+
+    Notes
+    -----
+    A rank's first operation is an F of one of its stages, so it starts no earlier than the least
+    head(s) over them. Then
+
+    - all its work follows: makespan >= head + load of the rank;
+    - once its last input gradient is there, the backwards of the earlier stages remain for that
+      microbatch (`Costs.tail_ns`), and before that moment it ran every F and every B:
+      makespan >= head + sum of (F + min(B, fused)) + least tail over its stages.
+
+    Own proof.
+    """
+    least = np.iinfo(np.int64).max
+    head, tail = (np.full(costs.ranks, least, dtype=np.int64) for _ in range(2))
+    np.minimum.at(head, costs.rank.ravel(), costs.head_ns.ravel())
+    np.minimum.at(tail, costs.rank.ravel(), costs.tail_ns.ravel())
+    work = _sum_by_rank(costs, costs.forward_ns + costs.backward_ns)
+    until_gradient = _sum_by_rank(costs, costs.forward_ns + costs.gradient_ns)
+    ends: list[int] = [
+        h + max(w, g + t)
+        for h, t, w, g in zip(head.tolist(), tail.tolist(), work.tolist(), until_gradient.tolist(), strict=True)
+        if h < least  # a rank of a route that no microbatch takes has nothing to do
+    ]
+    return max(ends)
+
+
+def _sum_by_rank(costs: Costs, values: Int64) -> Int64:
+    total = np.zeros(costs.ranks, dtype=np.int64)
+    np.add.at(total, costs.rank.ravel(), values.ravel())
+    return total

@@ -82,7 +82,7 @@ class Problem:
             raise ProblemError("an iteration needs at least one microbatch")
         if 3 * stages * self.microbatches > MAX_OPERATIONS:
             raise ProblemError(
-                f"{stages} stages x {self.microbatches} microbatches is too large: more than {MAX_OPERATIONS} operations"
+                f"{stages} stages x {self.microbatches} microbatches is too large: over {MAX_OPERATIONS} operations"
             )
         if self.objective not in ("period", "makespan"):
             raise ProblemError(f"the objective is 'period' or 'makespan', got {self.objective!r}")
@@ -149,7 +149,8 @@ class Problem:
 
     def rank_of(self, op: Op) -> int:
         """The rank that runs an operation."""
-        assert self.route_of is not None and op.microbatch is not None
+        assert self.route_of is not None
+        assert op.microbatch is not None
         return self.placement.routes[self.route_of[op.microbatch]][op.stage]
 
     def operations(self) -> tuple[tuple[Op, ...], ...]:

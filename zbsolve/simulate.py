@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from zbsolve.errors import OrderError
 from zbsolve.opgraph import Int32, OpGraph
@@ -70,7 +71,7 @@ class Timer:
         pointers = graph.pred_ptr.tolist()
         before = [-1] * len(graph)
         for row in self.rows:
-            for ahead, node in zip(row, row[1:], strict=False):
+            for ahead, node in pairwise(row):
                 before[node] = ahead
         self._steps = self._topological(before, tails, lags, pointers)
 
@@ -105,7 +106,8 @@ class Timer:
         if stuck:
             node = self.rows[stuck[0]][position[stuck[0]]]
             raise OrderError(
-                f"the order can never finish: rank {stuck[0]} cannot start {self.graph.op(node)}; check tells who waits for whom"
+                f"the order can never finish: rank {stuck[0]} cannot start {self.graph.op(node)}; "
+                "check tells who waits for whom"
             )
         return steps
 

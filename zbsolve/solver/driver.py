@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from zbsolve.errors import Infeasible, NothingFound, ProblemError
+from zbsolve.errors import NothingFound
 from zbsolve.metrics import metrics
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
@@ -17,7 +17,6 @@ from zbsolve.solver.node_sets import NodeSets
 from zbsolve.solver.pool import Pool
 from zbsolve.solver.portfolio import add_baselines, add_list_schedules
 from zbsolve.timetable import Order, Timetable
-from zbsolve.units import format_bytes
 
 __all__ = ["solve"]
 

@@ -68,7 +68,7 @@ class Incumbent:
 
     @property
     def gap(self) -> float:
-        """value / bound - 1."""
+        """Value / bound - 1."""
         return self.value_ns / self.bound.value_ns - 1
 
     @property

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from zbsolve.ops import Kind
 from zbsolve.opgraph import KINDS
+from zbsolve.ops import Kind
 from zbsolve.solver.pattern import Pattern
 
 __all__ = ["Draft", "Rule", "list_schedule"]

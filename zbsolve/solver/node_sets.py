@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from zbsolve.ops import Kind, Op
 from zbsolve.opgraph import KINDS, OpGraph
+from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.solver.kernels import Arrays
 from zbsolve.solver.pattern import Pattern

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbsolve.errors import ProblemError
-from zbsolve.ops import Kind
 from zbsolve.opgraph import KINDS, OpGraph
+from zbsolve.ops import Kind
 
 __all__ = ["Pattern"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from zbsolve.catalog import baseline, schedules
 from zbsolve.catalog.zero_bubble import greedy_orders
 from zbsolve.errors import ScheduleConditionError
-from zbsolve.ops import Kind
 from zbsolve.opgraph import KINDS
+from zbsolve.ops import Kind
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.list_scheduler import NEVER, Rule, list_schedule
 from zbsolve.solver.node_sets import NodeSet, NodeSets

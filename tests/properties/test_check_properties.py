@@ -1,0 +1,495 @@
+"""The judge and the graph say the same: over random problems of every placement.
+
+Whatever the simulator times, the judge accepts; what is broken on purpose, it rejects, and for the
+reason that it was broken for. Each mutation below is made so that it surely breaks its rule.
+"""
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.strategies import problems, random_order
+from zbsolve.check import peaks, violations
+from zbsolve.errors import OrderError
+from zbsolve.metrics import metrics, peak_bytes
+from zbsolve.opgraph import OpGraph
+from zbsolve.ops import Kind, Op
+from zbsolve.placement import Placement
+from zbsolve.problem import Problem
+from zbsolve.profile import Profile
+from zbsolve.simulate import Timer, simulate
+from zbsolve.timetable import Order, TimedOp, Timetable
+
+SEEDS = st.integers(0, 2**32)
+
+
+def codes(problem, x, **claim) -> set[str]:
+    return {violation.code for violation in violations(problem, x, **claim)}
+
+
+def some_order(problem: Problem, rng: random.Random) -> Order:
+    return random_order(problem, rng.getrandbits(32), fused=rng.choice([0, 0.3, 1]))
+
+
+# What is right is accepted
+
+
+@settings(max_examples=700, deadline=None)
+@given(problem=problems(), seed=SEEDS)
+def test_every_simulated_order_is_accepted_and_its_peaks_and_value_are_the_same(problem, seed):
+    rng = random.Random(seed)
+    for objective in ("period", "makespan"):
+        asked = dataclasses.replace(problem, objective=objective)
+        order = some_order(asked, rng)
+        timetable = simulate(asked, order)
+        assert violations(asked, order) == ()
+        figures = metrics(timetable)
+        value = figures.period_ns if objective == "period" else figures.makespan_ns
+        assert violations(asked, timetable, claimed_ns=value) == ()
+        assert peaks(asked, order) == peaks(asked, timetable) == figures.peak_bytes
+
+
+@settings(max_examples=300, deadline=None)
+@given(problem=problems(), seed=SEEDS)
+def test_a_limit_at_the_peak_fits_and_one_byte_less_does_not(problem, seed):
+    rng = random.Random(seed)
+    order = some_order(problem, rng)
+    graph = OpGraph.build(problem, order.rows)
+    exact = peak_bytes(graph, graph.encode(order))
+    assert violations(dataclasses.replace(problem, memory_limit=exact), order) == ()
+    for rank, peak in enumerate(exact):
+        if peak:
+            less = dataclasses.replace(problem, memory_limit=(*exact[:rank], peak - 1, *exact[rank + 1 :]))
+            (found,) = violations(less, order)
+            assert found.code == "memory"
+            assert found.message.startswith(f"rank {rank} exceeds its limit of {peak - 1} bytes")
+
+
+# What the graph refuses, the judge refuses, and nothing else
+
+
+@settings(max_examples=500, deadline=None)
+@given(problem=problems(), seed=SEEDS)
+def test_an_order_deadlocks_for_the_timer_iff_it_does_for_the_judge(problem, seed):
+    rng = random.Random(seed)
+    rows = [list(row) for row in some_order(problem, rng).rows]
+    for shuffles in range(4):
+        for row in rows:
+            for _ in range(shuffles if len(row) > 1 else 0):
+                a = rng.randrange(len(row))
+                row.insert(a + rng.choice([-1, 1, 1, 2]), row.pop(a))
+        order = Order(tuple(tuple(row) for row in rows))
+        graph = OpGraph.build(problem, order.rows)
+        try:
+            Timer(graph, graph.encode(order))
+            runs = True
+        except OrderError:
+            runs = False
+        assert runs == (codes(problem, order) == set())
+        assert codes(problem, order) <= {"precedence", "deadlock"}
+
+
+def fits_the_graph(timetable: Timetable) -> bool:
+    """Whether times keep every duration, row and arc of the graph, and begin at 0."""
+    order = timetable.order
+    graph = OpGraph.build(timetable.problem, order.rows)
+    rows = graph.encode(order)
+    start, end = np.zeros(len(graph), dtype=np.int64), np.zeros(len(graph), dtype=np.int64)
+    in_row = True
+    for nodes, row in zip(rows, timetable.rows, strict=True):
+        start[nodes], end[nodes] = [t.start_ns for t in row], [t.end_ns for t in row]
+        in_row = in_row and bool(np.all(start[nodes[1:]] >= end[nodes[:-1]]))
+    return (
+        in_row
+        and start.min() == 0
+        and bool(np.all(end - start == graph.duration_ns))
+        and bool(np.all(start[graph.arc_head] >= end[graph.arc_tail] + graph.arc_lag_ns))
+    )
+
+
+@settings(max_examples=500, deadline=None)
+@given(problem=problems(most_microbatches=3), seed=SEEDS)
+def test_shaken_times_are_accepted_iff_they_fit_the_graph(problem, seed):
+    rng = random.Random(seed)
+    timetable = simulate(problem, some_order(problem, rng))
+    slack = simulate_with_room(timetable, rng)
+    for base in (timetable, slack):
+        for _ in range(4):
+            rows = [list(row) for row in base.rows]
+            for _ in range(rng.randint(1, 2)):
+                row = rng.choice([row for row in rows if row])
+                at = rng.randrange(len(row))
+                by = rng.choice([-3, -2, -1, 1, 2, 3])
+                row[at] = TimedOp(row[at].op, row[at].start_ns + by, row[at].end_ns + by + rng.choice([0, 0, 0, 1]))
+            shaken = timed(problem, rows)
+            if min(t.start_ns for row in rows for t in row) < 0:
+                assert "time" in codes(problem, shaken)
+            else:
+                # an order that can never finish is possible only at shared instants, and this one can
+                assert (codes(problem, shaken) == set()) == fits_the_graph(shaken)
+
+
+def simulate_with_room(timetable: Timetable, rng: random.Random) -> Timetable:
+    """Valid times of the same order that leave room: those on links up to 3 ns slower, and durations kept."""
+    problem = timetable.problem
+    link = dataclasses.replace(problem.profile.link, latency_ns=problem.profile.link.latency_ns + rng.randint(1, 3))
+    profile = dataclasses.replace(problem.profile, link=link)
+    slower = simulate(dataclasses.replace(problem, profile=profile), timetable.order)
+    return dataclasses.replace(slower, problem=problem)
+
+
+# What is broken is rejected
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A right timetable, and chances to break it."""
+
+    problem: Problem
+    timetable: Timetable
+    value: int
+    rng: random.Random
+
+    @property
+    def rows(self) -> list[list[TimedOp]]:
+        """A copy to break."""
+        return [list(row) for row in self.timetable.rows]
+
+    def seats(self, keep: Callable[[int, int, TimedOp], bool] = lambda *_: True) -> list[tuple[int, int]]:
+        return [(r, i) for r, row in enumerate(self.timetable.rows) for i, t in enumerate(row) if keep(r, i, t)]
+
+    def seat_of(self, op: Op) -> tuple[int, int]:
+        return self.seats(lambda _r, _i, t: op in t.op.parts)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """What became of it, the codes of which one must be found, and what is asked or claimed instead."""
+
+    rows: list[list[TimedOp]]
+    because: set[str]
+    problem: Problem | None = None
+    claimed: int | None = None
+
+
+def timed(problem: Problem, rows: list[list[TimedOp]]) -> Timetable:
+    return Timetable(problem=problem, rows=tuple(tuple(row) for row in rows))
+
+
+def moved(timed_op: TimedOp, by: int) -> TimedOp:
+    return TimedOp(timed_op.op, timed_op.start_ns + by, timed_op.end_ns + by)
+
+
+def drop_one(case: Case) -> Broken:
+    rows = case.rows
+    rank, at = case.rng.choice(case.seats())
+    del rows[rank][at]
+    return Broken(rows, {"missing"})
+
+
+def do_one_twice(case: Case) -> Broken:
+    rows = case.rows
+    rank, at = case.rng.choice(case.seats())
+    rows[rank].insert(case.rng.randint(0, len(rows[rank])), rows[rank][at])
+    return Broken(rows, {"duplicate"})
+
+
+def do_one_again_on_another_rank(case: Case) -> Broken | None:
+    rows = case.rows
+    rank, at = case.rng.choice(case.seats())
+    if len(rows) == 1:
+        return None
+    other = case.rng.choice([r for r in range(len(rows)) if r != rank])
+    rows[other].insert(case.rng.randint(0, len(rows[other])), rows[rank][at])
+    return Broken(rows, {"duplicate"})
+
+
+def move_one_to_another_rank(case: Case) -> Broken | None:
+    rows = case.rows
+    rank, at = case.rng.choice(case.seats())
+    if len(rows) == 1:
+        return None
+    other = case.rng.choice([r for r in range(len(rows)) if r != rank])
+    rows[other].insert(case.rng.randint(0, len(rows[other])), rows[rank].pop(at))
+    return Broken(rows, {"misplaced"})
+
+
+def exchange_two_rows(case: Case) -> Broken | None:
+    rows = case.rows
+    if len(rows) == 1:
+        return None
+    a, b = case.rng.sample(range(len(rows)), 2)
+    rows[a], rows[b] = rows[b], rows[a]
+    return Broken(rows, {"misplaced"}) if rows[a] or rows[b] else None
+
+
+def lose_a_row(case: Case) -> Broken:
+    rows = case.rows
+    del rows[case.rng.randrange(len(rows))]
+    return Broken(rows, {"rows"})
+
+
+def add_a_row(case: Case) -> Broken:
+    rows = case.rows
+    rows.insert(case.rng.randint(0, len(rows)), [])
+    return Broken(rows, {"rows"})
+
+
+def add_a_foreign_one(case: Case) -> Broken:
+    rows, problem = case.rows, case.problem
+    stages, microbatches = problem.placement.stages, problem.microbatches
+    stage, microbatch = case.rng.choice(
+        [
+            (stages, 0),
+            (-1, 0),
+            (0, microbatches),
+            (0, -1),
+            (stages - 1, None),
+            (2**80, 2**80),
+            (0, stages * microbatches),
+        ]
+    )
+    if microbatch == microbatches * stages < microbatches:
+        microbatch = microbatches
+    row = case.rng.choice(rows)
+    at = case.rng.randint(0, len(row))
+    now = row[at - 1].end_ns if at else 0
+    row.insert(at, TimedOp(Op(case.rng.choice(list(Kind)), stage, microbatch), now, now))
+    return Broken(rows, {"unknown"})
+
+
+def fuse_but_keep_the_weight_gradient(case: Case) -> Broken | None:
+    rows = case.rows
+    split = case.seats(lambda _r, _i, t: t.op.kind is Kind.BACKWARD_INPUT)
+    if not split:
+        return None
+    rank, at = case.rng.choice(split)
+    old = rows[rank][at]
+    rows[rank][at] = dataclasses.replace(old, op=dataclasses.replace(old.op, kind=Kind.BACKWARD))
+    return Broken(rows, {"duplicate"})
+
+
+def unfuse_but_forget_the_weight_gradient(case: Case) -> Broken | None:
+    rows = case.rows
+    fused = case.seats(lambda _r, _i, t: t.op.kind is Kind.BACKWARD)
+    if not fused:
+        return None
+    rank, at = case.rng.choice(fused)
+    old = rows[rank][at]
+    half = case.rng.choice([Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT])
+    rows[rank][at] = dataclasses.replace(old, op=dataclasses.replace(old.op, kind=half))
+    return Broken(rows, {"missing"})
+
+
+def allow_the_other_kind_only(case: Case) -> Broken:
+    rank, at = case.rng.choice(case.seats(lambda _r, _i, t: t.op.kind is not Kind.FORWARD))
+    word = "split" if case.timetable.rows[rank][at].op.kind is Kind.BACKWARD else "fused"
+    return Broken(case.rows, {"not_allowed"}, problem=dataclasses.replace(case.problem, allow=frozenset({word})))
+
+
+def exchange_two_of_a_row_of_which_one_needs_the_other(case: Case) -> Broken:
+    rows = case.rows
+    stage, microbatch = case.rng.randrange(case.problem.placement.stages), case.rng.randrange(case.problem.microbatches)
+    part = case.rng.choice([Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT])
+    rank, first = case.seat_of(Op(Kind.FORWARD, stage, microbatch))
+    _, then = case.seat_of(Op(part, stage, microbatch))
+    row = rows[rank]
+    row[first], row[then] = row[then], row[first]
+    return Broken(rows, {"precedence"})
+
+
+def exchange_their_times_alone(case: Case) -> Broken:
+    rows = case.rows
+    stage, microbatch = case.rng.randrange(case.problem.placement.stages), case.rng.randrange(case.problem.microbatches)
+    rank, first = case.seat_of(Op(Kind.FORWARD, stage, microbatch))
+    _, then = case.seat_of(Op(Kind.BACKWARD_INPUT, stage, microbatch))
+    row = rows[rank]
+    a, b = row[first], row[then]
+    row[first] = dataclasses.replace(a, start_ns=b.start_ns, end_ns=b.end_ns)
+    row[then] = dataclasses.replace(b, start_ns=a.start_ns, end_ns=a.end_ns)
+    return Broken(rows, {"row_order"})
+
+
+def let_two_ranks_wait_for_each_other(case: Case) -> Broken | None:
+    """At a boundary between ranks a and b: on a F of i behind B of j, on b B of j behind F of i."""
+    rows, problem = case.rows, case.problem
+    boundaries = [
+        (s, i, j)
+        for s in range(problem.placement.stages - 1)
+        for i in range(problem.microbatches)
+        for j in range(problem.microbatches)
+        if i != j
+        and problem.route_of[i] == problem.route_of[j]
+        and problem.rank_of(Op(Kind.FORWARD, s, i)) != problem.rank_of(Op(Kind.FORWARD, s + 1, i))
+    ]
+    if not boundaries:
+        return None
+    s, i, j = case.rng.choice(boundaries)
+    for behind, ahead in (
+        (Op(Kind.FORWARD, s, i), Op(Kind.BACKWARD_INPUT, s, j)),
+        (Op(Kind.BACKWARD_INPUT, s + 1, j), Op(Kind.FORWARD, s + 1, i)),
+    ):
+        row = rows[problem.rank_of(ahead)]
+        b = next(k for k, t in enumerate(row) if behind in t.op.parts)
+        a = next(k for k, t in enumerate(row) if ahead in t.op.parts)
+        if b < a:
+            row.insert(a, row.pop(b))
+    return Broken(rows, {"precedence", "deadlock"})
+
+
+def start_one_earlier(case: Case) -> Broken | None:
+    """All but a rank's first run as soon as they can, so 1 ns earlier is too early for something."""
+    rows = case.rows
+    seats = case.seats(lambda _r, i, _t: i > 0)
+    if not seats:
+        return None
+    rank, at = case.rng.choice(seats)
+    rows[rank][at] = moved(rows[rank][at], -1)
+    return Broken(rows, {"overlap", "row_order", "precedence", "transfer", "time"})
+
+
+def start_one_before_its_message(case: Case) -> Broken | None:
+    """Those that came in over a link just in time."""
+    rows = case.rows
+    graph = OpGraph.build(case.problem, case.timetable.order.rows)
+    tight = []
+    for tail, head, lag in zip(
+        graph.arc_tail.tolist(), graph.arc_head.tolist(), graph.arc_lag_ns.tolist(), strict=True
+    ):
+        if graph.rank[tail] != graph.rank[head]:
+            (r, i), (q, k) = case.seat_of(graph.op(tail).parts[0]), case.seat_of(graph.op(head).parts[0])
+            if rows[q][k].start_ns == rows[r][i].end_ns + lag:
+                tight.append((q, k))
+    if not tight:
+        return None
+    rank, at = case.rng.choice(tight)
+    rows[rank][at] = moved(rows[rank][at], -1)
+    return Broken(rows, {"transfer"} if rows[rank][at].start_ns >= 0 else {"time"})
+
+
+def start_one_much_later(case: Case) -> Broken:
+    """Then the next of its row comes too early, or the row ends later than is claimed."""
+    rows = case.rows
+    rank, at = case.rng.choice(case.seats())
+    rows[rank][at] = moved(rows[rank][at], 1 + case.timetable.makespan_ns)
+    last = at == len(rows[rank]) - 1
+    return Broken(rows, {"claim", "first_start"} if last else {"row_order"}, claimed=case.value)
+
+
+def start_all_later(case: Case) -> Broken:
+    by = case.rng.randint(1, 9)
+    return Broken([[moved(t, by) for t in row] for row in case.rows], {"first_start"})
+
+
+def start_before_0(case: Case) -> Broken:
+    by = -case.rng.randint(1, 9)
+    return Broken([[moved(t, by) for t in row] for row in case.rows], {"time"})
+
+
+def break_a_number(case: Case) -> Broken:
+    rows = case.rows
+    rank, at = case.rng.choice(case.seats())
+    old = rows[rank][at]
+    wrong = case.rng.choice([float(old.end_ns), None, str(old.end_ns), float("inf"), np.int64(old.end_ns)])
+    rows[rank][at] = TimedOp(old.op, old.start_ns, wrong)
+    return Broken(rows, {"time"})
+
+
+def change_a_duration(case: Case) -> Broken:
+    rows = case.rows
+    rank, at = case.rng.choice(case.seats())
+    old = rows[rank][at]
+    ends = [TimedOp(old.op, old.start_ns, old.end_ns + by) for by in (-1, 1)]
+    begins = [TimedOp(old.op, old.start_ns + by, old.end_ns) for by in (-1, 1)]
+    rows[rank][at] = case.rng.choice([t for t in ends + begins if min(t.start_ns, t.end_ns) >= 0])
+    return Broken(rows, {"duration"})
+
+
+def claim_another_value(case: Case) -> Broken:
+    return Broken(case.rows, {"claim"}, claimed=case.value + case.rng.choice([-1, 1]))
+
+
+def limit_one_byte_less(case: Case) -> Broken | None:
+    exact = peaks(case.problem, case.timetable)
+    rank = case.rng.randrange(len(exact))
+    if not exact[rank]:
+        return None
+    limit = (*exact[:rank], exact[rank] - 1, *exact[rank + 1 :])
+    return Broken(case.rows, {"memory"}, problem=dataclasses.replace(case.problem, memory_limit=limit))
+
+
+MUTATIONS = (
+    drop_one,
+    do_one_twice,
+    do_one_again_on_another_rank,
+    move_one_to_another_rank,
+    exchange_two_rows,
+    lose_a_row,
+    add_a_row,
+    add_a_foreign_one,
+    fuse_but_keep_the_weight_gradient,
+    unfuse_but_forget_the_weight_gradient,
+    allow_the_other_kind_only,
+    exchange_two_of_a_row_of_which_one_needs_the_other,
+    exchange_their_times_alone,
+    let_two_ranks_wait_for_each_other,
+    start_one_earlier,
+    start_one_before_its_message,
+    start_one_much_later,
+    start_all_later,
+    start_before_0,
+    break_a_number,
+    change_a_duration,
+    claim_another_value,
+    limit_one_byte_less,
+)
+OF_THE_ORDER = {
+    "rows",
+    "unknown",
+    "not_allowed",
+    "misplaced",
+    "missing",
+    "duplicate",
+    "memory",
+    "precedence",
+    "deadlock",
+}
+
+
+def broken(mutation: Callable[[Case], Broken | None], problem: Problem, seed: int) -> bool:
+    """Break one timetable in one way and hold the judge to it; False if there was nothing to break so."""
+    rng = random.Random(seed)
+    timetable = simulate(problem, some_order(problem, rng))
+    value = timetable.period_ns if problem.objective == "period" else timetable.makespan_ns
+    case = Case(problem, timetable, value, rng)
+    it = mutation(case)
+    if it is None:
+        return False
+    asked, mutant = it.problem or problem, timed(problem, it.rows)
+    found = codes(asked, mutant, claimed_ns=it.claimed)
+    assert found & it.because, f"{mutation.__name__} went unseen: {found or 'nothing'} found"
+    if found & OF_THE_ORDER & it.because and it.because <= OF_THE_ORDER:
+        assert codes(asked, mutant.order) & it.because, f"{mutation.__name__} went unseen in the order alone"
+    return True
+
+
+@settings(max_examples=500, deadline=None)
+@given(problem=problems(), seed=SEEDS)
+def test_every_mutation_is_rejected(problem, seed):
+    for mutation in MUTATIONS:
+        broken(mutation, problem, seed)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_every_mutation_finds_something_to_break(mutation):
+    profile = Profile.uniform(
+        4, forward_ns=3, backward_input_ns=2, backward_weight_ns=1, latency_ns=1, activation_bytes=5
+    )
+    for placement in (Placement.linear(4), Placement.looped(2, 2), Placement.v(2), Placement.bidirectional(4)):
+        problem = Problem(profile=profile, placement=placement, microbatches=4)
+        assert sum(broken(mutation, problem, seed) for seed in range(12)) >= 4

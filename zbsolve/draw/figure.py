@@ -14,16 +14,16 @@ import tempfile
 import unicodedata
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from zbsolve.draw import colours
+from zbsolve.draw.bands import Memory, band_bytes
+from zbsolve.draw.lettering import Lettering, choose_lettering, fits
 from zbsolve.draw.panel import Panel, Ticks, panels, ticks
 from zbsolve.errors import InvalidInput, MissingExtra
-from zbsolve.metrics import memory_curve, metrics
 from zbsolve.ops import Kind
-from zbsolve.timetable import Timetable
+from zbsolve.timetable import TimedOp, Timetable
 from zbsolve.units import format_bytes
 
 if TYPE_CHECKING:
@@ -43,10 +43,6 @@ MOST_PANELS = 24
 MOST_LABELS = 4000
 RASTER_FROM = 6000  # operations; beyond it an SVG holds the boxes as an image
 
-SIZES = (7.5, 7.0, 6.5, 6.0, 5.5, 5.0)  # of the letters in the boxes, in points
-WAYS = ("line", "stack", "turned")
-_EM = {"F": 0.58, "B": 0.69, "W": 0.99}  # widths of DejaVu Sans's letters, in em
-_DIGIT = 0.64
 
 _STYLE: dict[str, Any] = {
     "font.family": ["sans-serif"],
@@ -140,25 +136,12 @@ def _replace(target: Path, data: bytes) -> None:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """The memory of one timetable: steps and peak of each rank, and the limits."""
-
-    curves: tuple[tuple[tuple[int, int], ...], ...]
-    peaks: tuple[int, ...]
-    limits: tuple[int | None, ...]
-
-    @classmethod
-    def of(cls, timetable: Timetable) -> _Memory:
-        return cls(memory_curve(timetable), metrics(timetable).peak_bytes, timetable.problem.limit_bytes)
-
-
 class _Page:
     """Lays out and draws one figure: a title, rows and memory bands for each panel, one time axis."""
 
     def __init__(self, shown: tuple[Panel, ...], memory: bool) -> None:
         self.shown = shown
-        self.memory = [_Memory.of(panel.timetable) for panel in shown] if memory else []
+        self.memory = [Memory.of(panel.timetable) for panel in shown] if memory else []
         if not any(peak for record in self.memory for peak in record.peaks):
             self.memory = []  # a profile without sizes has no memory to show
         self.right = 1.22 if self.memory else 0.14
@@ -167,7 +150,7 @@ class _Page:
         self.points_per_ns = 72 * (WIDTH - LEFT - self.right) / (self.span * 1.004)
         operations = sum(len(row) for panel in shown for row in panel.timetable.rows)
         self.raster = operations > RASTER_FROM
-        self.top_bytes = _scale(self.memory)
+        self.top_bytes = band_bytes(self.memory)
         self.lettering = self._lettering()
 
     @staticmethod
@@ -275,41 +258,34 @@ class _Page:
 
         axes.add_collection(LineCollection(segments, zorder=3, rasterized=self.raster, **style), autolim=False)
 
-    def _lettering(self) -> tuple[float, dict[Kind, str]]:
-        """The size in points of the letters, and for each kind how its labels stand, if they can.
-
-        One size for the whole picture and one way for each kind look calmer than the best for each
-        box: on one line, letter above number, or turned by a quarter; what suits nine in ten boxes.
-        """
-        timed = [t for panel in self.shown for row in panel.timetable.rows for t in row]
-        if len(timed) > MOST_LABELS:
-            return 0.0, {}
+    def _lettering(self) -> Lettering:
         rooms: dict[Kind, list[float]] = {}
-        for t in timed:
-            rooms.setdefault(t.op.kind, []).append((t.end_ns - t.start_ns) * self.points_per_ns - 0.6)
-        narrow = {kind: sorted(room)[len(room) // 10] for kind, room in rooms.items()}
-        digits = len(str(max((p.timetable.problem.microbatches for p in self.shown), default=1) - 1))
+        for panel in self.shown:
+            for row in panel.timetable.rows:
+                for timed in row:
+                    rooms.setdefault(timed.op.kind, []).append(self._room(timed))
+        if sum(map(len, rooms.values())) > MOST_LABELS:
+            return Lettering()
+        digits = len(str(max(panel.timetable.problem.microbatches for panel in self.shown) - 1))
         tall = min(72 * self.row_height(len(p.timetable.rows)) * _box_height(p) for p in self.shown)
-        best, size, ways = (-1, -1), 0.0, {}
-        for candidate in SIZES:
-            tried = {kind: _way(kind, digits, candidate, room, tall) for kind, room in narrow.items()}
-            shown = (sum(way != "" for way in tried.values()), sum(way in WAYS[:2] for way in tried.values()))
-            if shown > best:
-                best, size, ways = shown, candidate, tried
-        return size, ways
+        return choose_lettering(rooms, digits, tall)
+
+    def _room(self, timed: TimedOp) -> float:
+        """Points between the edges of a box."""
+        return (timed.end_ns - timed.start_ns) * self.points_per_ns - 0.6
 
     def _labels(self, axes: Axes, panel: Panel) -> None:
         """Write letter and microbatch into the boxes that have room for them."""
-        size, ways = self.lettering
+        size, ways = self.lettering.size, self.lettering.ways
         height = _box_height(panel)
         row_height = self.row_height(len(panel.timetable.rows))
         tall = 72 * row_height * height
         for rank, row in enumerate(panel.timetable.rows):
             for timed in row:
-                way = ways.get(timed.op.kind, "")
-                letter, number = timed.op.kind.letter, _number(timed.op.microbatch)
-                room = (timed.end_ns - timed.start_ns) * self.points_per_ns - 0.6
-                if not _fits(way, letter, number, size, room, tall):
+                way = ways.get(timed.op.kind)
+                letter = timed.op.kind.letter
+                number = "" if timed.op.microbatch is None else str(timed.op.microbatch)
+                if way is None or not fits(way, letter, number, size, self._room(timed), tall):
                     continue
                 middle = _box_top(panel, rank, timed.op.stage) + height / 2
                 up = 0.53 * size / (72 * row_height)
@@ -338,7 +314,7 @@ class _Page:
             [f"rank {r}" for r in shown], fontsize=min(7.5, 72 * inches * step * 0.8), color=colours.MUTED
         )
 
-    def _bands(self, axes: Axes, panel: Panel, memory: _Memory) -> None:
+    def _bands(self, axes: Axes, panel: Panel, memory: Memory) -> None:
         """One band a rank: the bytes held as an area from the band's floor, the limit as a dashed line."""
         from matplotlib.collections import PolyCollection
 
@@ -348,39 +324,19 @@ class _Page:
         self._rank_labels(axes, ranks, inches)
         axes.set_ylabel("memory", fontsize=7.5, color=colours.MUTED)
         axes.yaxis.set_label_coords(-0.052 * WIDTH / (WIDTH - LEFT - self.right), 0.5)
-        areas, statics, limits = [], [], []
-        for rank, (curve, (start, end)) in enumerate(zip(memory.curves, panel.windows, strict=True)):
-            floor, per_byte = rank + 0.97, 0.77 / self.top_bytes
-            points, level = [(start, floor)], floor - curve[0][1] * per_byte
-            points.append((start, level))
-            for at, size in curve:
-                if at >= start:
-                    points.append((at, level))
-                    level = floor - size * per_byte
-                    points.append((at, level))
-            areas.append([*points, (end, level), (end, floor)])
-            base = floor - panel.timetable.problem.static_bytes(rank) * per_byte
-            statics.append([(start, floor), (start, base), (end, base), (end, floor)])
-            limit = memory.limits[rank]
-            if limit is not None and limit <= self.top_bytes:
-                limits.append([(start, floor - limit * per_byte), (end, floor - limit * per_byte)])
-        for shape, colour in ((areas, colours.MEMORY), (statics, colours.STATIC)):
-            collection = PolyCollection(shape, facecolors=colour, linewidths=0, zorder=2, rasterized=self.raster)
+        for shapes, colour in (
+            (memory.areas(panel, self.top_bytes), colours.MEMORY),
+            (memory.always(panel, self.top_bytes), colours.STATIC),
+        ):
+            collection = PolyCollection(shapes, facecolors=colour, linewidths=0, zorder=2, rasterized=self.raster)
             axes.add_collection(collection, autolim=False)
-        self._segments(axes, limits, color=colours.LIMIT, linewidth=min(0.8, 8 * inches), linestyle=(0, (3, 1.5)))
-        step = max(1, round(0.12 / inches + 0.49))
-        for rank in range(0, ranks, step):
-            limit = memory.limits[rank]
-            text = format_bytes(memory.peaks[rank]) + ("" if limit is None else f" of {format_bytes(limit)}")
-            axes.text(
-                1.008,
-                rank + 0.5,
-                text,
-                transform=axes.get_yaxis_transform(),
-                fontsize=6,
-                color=colours.MUTED,
-                va="center",
-            )
+        limits = memory.limit_lines(panel, self.top_bytes)
+        width = min(0.8, 8 * inches)
+        self._segments(axes, limits, color=colours.LIMIT, linewidth=width, linestyle=(0, (3, 1.5)))
+        at = axes.get_yaxis_transform()
+        for rank in range(0, ranks, max(1, round(0.12 / inches + 0.49))):
+            text = memory.label(rank)
+            axes.text(1.008, rank + 0.5, text, transform=at, fontsize=6, color=colours.MUTED, va="center")
 
     def _legend(self, figure: Figure, height: float) -> None:
         """The kinds that occur and what grey and dashes mean; below it how the figures are computed."""
@@ -396,6 +352,8 @@ class _Page:
         notes = list(dict.fromkeys(panel.formula for panel in self.shown))
         if self.memory:
             handles.append(Patch(facecolor=colours.MEMORY, label="memory held"))
+            if any(any(m.static) for m in self.memory):
+                handles.append(Patch(facecolor=colours.STATIC, label="static"))
             if any(limit is not None and limit <= self.top_bytes for m in self.memory for limit in m.limits):
                 handles.append(Line2D([], [], color=colours.LIMIT, linewidth=0.9, linestyle="--", label="limit"))
             notes.append(f"a memory band is {format_bytes(self.top_bytes)} high; right of it the peak")
@@ -413,18 +371,11 @@ class _Page:
             handlelength=1.3,
             handleheight=0.9,
             handletextpad=0.5,
-            columnspacing=1.4,
+            columnspacing=1.3,
         )
         for text in legend.get_texts():
             text.set_color(colours.INK)
         figure.text(LEFT / WIDTH, 0.09 / height, ";  ".join(notes), fontsize=7, color=colours.MUTED)
-
-
-def _scale(memories: Sequence[_Memory]) -> int:
-    """The bytes a band is high: the greatest peak, and limits unless they are far above it."""
-    peak = max((peak for memory in memories for peak in memory.peaks), default=0)
-    limits = [limit for memory in memories for limit in memory.limits if limit is not None and limit <= 2 * peak]
-    return max([peak, *limits, 1])
 
 
 def _box_height(panel: Panel) -> float:
@@ -435,29 +386,6 @@ def _box_height(panel: Panel) -> float:
 def _box_top(panel: Panel, rank: int, stage: int) -> float:
     """Later chunks of a rank stand lower in its row."""
     return rank + 0.06 + 0.45 * _box_height(panel) * panel.chunk_of[rank].get(stage, 0)
-
-
-def _way(kind: Kind, digits: int, size: float, room: float, tall: float) -> str:
-    """The first way in which a kind's longest label fits a box of this room, in points; "" for none."""
-    return next((way for way in WAYS if _fits(way, kind.letter, "0" * digits, size, room, tall)), "")
-
-
-def _fits(way: str, letter: str, number: str, size: float, room: float, tall: float) -> bool:
-    long = _width(letter + number) * size
-    if way == "line":
-        return long <= room and size <= tall
-    if way == "stack":
-        return max(_width(letter), _width(number)) * size <= room and 2.1 * size <= tall
-    return way == "turned" and 0.8 * size <= room and long <= tall
-
-
-def _width(text: str) -> float:
-    """The width of a label in em."""
-    return sum(_EM.get(letter, _DIGIT) for letter in text)
-
-
-def _number(microbatch: int | None) -> str:
-    return "" if microbatch is None else str(microbatch)
 
 
 def _shorten(text: str, most: int) -> str:

@@ -183,7 +183,7 @@ def _busy_half(row: list[TimedOp], column: int, span: int, columns: int) -> bool
 
 def _axis(span: int, columns: int) -> list[str]:
     """Two lines: marks, and times with their units."""
-    most = max(1, columns // 10)
+    most = max(1, columns // 8)
     marks = ticks(span, most)
     rule, labels = ["-"] * columns, ""
     for at in range(0, span + 1, marks.step_ns):

@@ -28,12 +28,13 @@ def small_profile(stages: int = 2, **changes: Any) -> Profile:
     return Profile.uniform(stages, **{**costs, **sizes, "name": "small", **changes})
 
 
-def small_timetable(stages: int = 2, microbatches: int = 3, **changes: Any) -> Timetable:
+def small_timetable(
+    stages: int = 2, microbatches: int = 3, profile: Profile | None = None, **changes: Any
+) -> Timetable:
     from zbsolve.catalog import baseline
 
-    problem = Problem(
-        profile=small_profile(stages), placement=Placement.linear(stages), microbatches=microbatches, **changes
-    )
+    costs = profile or small_profile(stages)
+    problem = Problem(profile=costs, placement=Placement.linear(stages), microbatches=microbatches, **changes)
     return simulate(problem, baseline("zb-h1", problem))
 
 

@@ -243,7 +243,7 @@ def test_schema(kind, tmp_path):
         (4, "--placement v", 2, "v"),
         (4, "--placement looped --chunks 2", 2, "looped"),
         (4, "--placement looped --ranks 2", 2, "looped"),
-        (4, "--placement wave --ranks 1", 1, "wave"),
+        (8, "--placement wave --ranks 2", 2, "wave"),
         (4, "--placement bidirectional", 4, "bidirectional"),
         (4, "--placement 0,1,1,0", 2, "v"),
         (3, "--placement 0,1,0", 2, "custom"),

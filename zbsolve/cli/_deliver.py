@@ -6,39 +6,38 @@ from typing import TYPE_CHECKING
 
 from zbsolve.cli._figures import figures, metrics_fields, problem_fields, solution_fields
 from zbsolve.cli._output import Output
-from zbsolve.errors import NotProvenOptimal
+from zbsolve.errors import InvalidTimetable, NotProvenOptimal
 
 if TYPE_CHECKING:
     from zbsolve.solution import Metrics, Solution
     from zbsolve.timetable import Timetable, Violation
 
-__all__ = ["deliver", "judge", "require_optimal", "tell_unfit"]
+__all__ = ["deliver", "judge", "require_optimal"]
 
 
 class FailedOwnCheck(Exception):
     """A timetable that zbsolve made breaks a rule; never the fault of the input."""
 
 
-def judge(timetable: Timetable) -> tuple[Violation, ...]:
-    """The memory violations of a timetable of ours, by its own problem; of any other kind there must be none."""
+def judge(timetable: Timetable, *, must_fit: bool) -> tuple[Violation, ...]:
+    """Judge a timetable of ours by its own problem; a violation is a bug.
+
+    Returns
+    -------
+    The memory violations, which are none unless `must_fit` is off: a published schedule looks at no limit.
+    """
     from zbsolve.check import violations
 
     found = violations(timetable.problem, timetable)
     for violation in found:
-        if violation.code != "memory":
+        if must_fit or violation.code != "memory":
             raise FailedOwnCheck(f"{violation.code}: {violation.message}")
     return found
 
 
-def tell_unfit(found: tuple[Violation, ...], out: Output, output: str | None) -> None:
-    """Tell that a timetable needs more memory than it may take, and that it was not written."""
-    from zbsolve.errors import InvalidTimetable
-
-    out.say(f"nothing was written to {output}" if output else "this timetable does not fit the memory limit")
-    raise InvalidTimetable(found)
-
-
-def deliver(made: Solution | tuple[Timetable, Metrics], out: Output, output: str | None) -> None:
+def deliver(
+    made: Solution | tuple[Timetable, Metrics], out: Output, output: str | None, *, must_fit: bool = False
+) -> None:
     """Write a timetable if asked to, and tell its figures; one that does not fit its limit is told but not written.
 
     Raises
@@ -54,7 +53,7 @@ def deliver(made: Solution | tuple[Timetable, Metrics], out: Output, output: str
     else:
         timetable, metrics, proof = made.timetable, made.metrics, made
         fields = solution_fields(made)
-    unfit = judge(timetable)
+    unfit = judge(timetable, must_fit=must_fit)
     written = output if not unfit else None
     if written is not None:
         out.write(written, timetable_bytes(timetable if proof is None else proof))
@@ -63,7 +62,9 @@ def deliver(made: Solution | tuple[Timetable, Metrics], out: Output, output: str
     else:
         out.show(figures(timetable.problem, metrics, proof))
     if unfit:
-        tell_unfit(unfit, out, output)
+        if output is not None:
+            out.say(f"nothing was written to {output}: the timetable does not fit the memory limit")
+        raise InvalidTimetable(unfit)
     if output is None:
         out.say("add -o FILE to keep this timetable")
 

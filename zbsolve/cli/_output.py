@@ -106,11 +106,20 @@ def columns() -> int:
     return max(40, shutil.get_terminal_size(fallback=(100, 24)).columns)
 
 
+class _Page(io.StringIO):
+    """Text that will go to stdout: rich draws no lines that stdout could not show."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+
 def _rendered(part: RenderableType, *, colour: bool) -> str:
     from rich.console import Console
 
+    page = _Page()
     console = Console(
-        file=io.StringIO(),
+        file=page,
         width=columns() if sys.stdout is not None and sys.stdout.isatty() else 160,
         force_terminal=colour,
         color_system="standard" if colour else None,
@@ -120,8 +129,7 @@ def _rendered(part: RenderableType, *, colour: bool) -> str:
         legacy_windows=False,
     )
     console.print(part, soft_wrap=isinstance(part, str))
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return "".join(line.rstrip(" ") + "\n" for line in text.strip("\n").split("\n"))
+    return "".join(line.rstrip(" ") + "\n" for line in page.getvalue().strip("\n").split("\n"))
 
 
 def _plain(value: object) -> object:

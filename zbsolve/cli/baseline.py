@@ -12,6 +12,7 @@ from zbsolve.cli._deliver import deliver, require_optimal
 from zbsolve.cli._figures import table
 from zbsolve.cli._output import Output, output_option, talk_options
 from zbsolve.cli._problem import Asked, Search, problem_options, search_options
+from zbsolve.cli._search import no_answer_told
 from zbsolve.cli._text import inert
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def baseline(
             out.say(f"--{option.replace('_', '-')} has no effect: a published schedule is not searched for")
     placement = "linear" if schedule.placement == "any" else schedule.placement
     problem = asked.problem(_inputs.read_profile(profile), placement=placement, memory=MEMORY_OF.get(name))
-    made = as_solution(name, problem)
+    with no_answer_told(out):
+        made = as_solution(name, problem)
     deliver(made, out, output)
     if search.require_optimal:
         require_optimal(made)

@@ -12,6 +12,7 @@ from zbsolve.cli._figures import grid
 from zbsolve.cli._output import Output, talk_options
 from zbsolve.cli._problem import memory_limit, memory_option
 from zbsolve.cli._text import inert
+from zbsolve.errors import Infeasible
 from zbsolve.units import format_ns
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def check(*, timetable: str, memory: str | None, bound: bool, out: Output) -> in
         count = sum(map(len, given.rows))
         out.show(f"no violation: {count} operations on {len(given.rows)} ranks, {problem.objective} {format_ns(value)}")
     if proof and not out.as_json:
-        out.show(grid([(name, str(value)) for name, value in proof.items()]))
+        out.show(grid([(name, "none" if value is None else str(value)) for name, value in proof.items()]))
     return 1 if found else 0
 
 
@@ -79,9 +80,13 @@ def _broken_claims(given: Timetable, record: SolverRecord | None) -> tuple[Viola
 
 
 def _bound_fields(problem: Problem, given: Timetable) -> dict[str, object]:
+    """The proven lower bound and how far the timetable is above it; null where nothing fits the limit."""
     from zbsolve.bounds import lower_bound
 
-    bound = lower_bound(problem)
+    try:
+        bound = lower_bound(problem)
+    except Infeasible:
+        return {"lower_bound_ns": None, "bound": None, "gap": None}
     value = given.period_ns if problem.objective == "period" else given.makespan_ns
     gap = value / bound.value_ns - 1 if bound.value_ns else None
     return {"lower_bound_ns": bound.value_ns, "bound": bound.name, "gap": gap}

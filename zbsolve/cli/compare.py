@@ -9,7 +9,7 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import judge, require_optimal
-from zbsolve.cli._figures import metrics_fields, problem_fields, table
+from zbsolve.cli._figures import fits, metrics_fields, problem_fields, table
 from zbsolve.cli._output import Output, output_option, talk_options
 from zbsolve.cli._problem import Asked, Search, problem_options, search_options
 from zbsolve.cli._search import run_search
@@ -19,37 +19,41 @@ from zbsolve.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     from zbsolve.problem import Problem
-    from zbsolve.solution import Metrics, Solution
+    from zbsolve.solution import Bound, Metrics, Solution
 
 __all__ = ["compare"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One schedule: its problem, its figures, and the bound its gap is taken from."""
+    """One schedule with its figures; None for a bound where nothing can fit the limit."""
 
     schedule: str
     problem: Problem
     metrics: Metrics
-    lower_bound_ns: int
-    bound: str
+    bound: Bound | None
 
     @property
     def fits(self) -> bool:
         """Whether it keeps the memory limit of its problem."""
-        return bool(self.fields()["fits"])
+        return fits(self.problem, self.metrics)
 
     @property
     def gap(self) -> float | None:
         """How far above the bound; none where it does not fit, since the bound holds for those that do."""
         metrics = self.metrics
         value = metrics.period_ns if self.problem.objective == "period" else metrics.makespan_ns
-        fitting = metrics_fields(self.problem, metrics)["fits"]
-        return value / self.lower_bound_ns - 1 if fitting and self.lower_bound_ns else None
+        return value / self.bound.value_ns - 1 if self.fits and self.bound and self.bound.value_ns else None
 
     def fields(self) -> dict[str, object]:
-        """Its figures for JSON, without the gap."""
-        return {"schedule": self.schedule, **metrics_fields(self.problem, self.metrics)}
+        """All of it, for JSON."""
+        return {
+            "schedule": self.schedule,
+            **metrics_fields(self.problem, self.metrics),
+            "gap": self.gap,
+            "lower_bound_ns": self.bound and self.bound.value_ns,
+            "bound": self.bound and self.bound.name,
+        }
 
 
 @click.command()
@@ -82,25 +86,28 @@ def compare(
 
 def _on_profile(path: str, asked: Asked, search: Search, output: str | None, out: Output) -> None:
     from zbsolve.files import timetable_bytes
+    from zbsolve.solution import Bound
 
     _inputs.titles(tuple(p for p in (path, search.start) if p))
     problem = asked.problem(_inputs.read_profile(path))
-    rows, left_out = _published(problem)
-    trouble: ZbsolveError | None = None
+    published, left_out = _published(problem)
     solution: Solution | None = None
+    trouble: ZbsolveError | None = None
     try:
-        solution = run_search(problem, search, Output(quiet=out.quiet))
-    except (Infeasible, NothingFound) as error:
+        solution = run_search(problem, search, out)
+    except (Infeasible, NothingFound) as error:  # the published schedules are still worth telling
         trouble = error
-    if solution is not None:
-        judge_solved(solution)
-        bound = (solution.lower_bound_ns, solution.bound)
-        solved = Row("solved", problem, solution.metrics, *bound)
-        rows = [*(Row(row.schedule, row.problem, row.metrics, *bound) for row in rows), solved]
+    if solution is None:
+        bound = _bound(problem)
+    else:
+        judge(solution.timetable, must_fit=True)
+        bound = Bound(solution.lower_bound_ns, solution.bound)
+        published["solved"] = solution.metrics
         if output is not None:
             out.write(output, timetable_bytes(solution))
     for name, why in left_out.items():
         out.say(f"left out {name}: {why}")
+    rows = [Row(name, problem, metrics, bound) for name, metrics in published.items()]
     _tell(rows, {**problem_fields(problem), "left_out": left_out, "file": output if solution else None}, out)
     if trouble is not None:
         raise trouble
@@ -108,51 +115,46 @@ def _on_profile(path: str, asked: Asked, search: Search, output: str | None, out
         require_optimal(solution)
 
 
-def judge_solved(solution: Solution) -> None:
-    """Refuse a solved timetable with any violation at all."""
-    from zbsolve.check import check
-
-    judge(solution.timetable)
-    check(solution.timetable.problem, solution.timetable)
-
-
-def _published(problem: Problem) -> tuple[list[Row], dict[str, str]]:
-    """The rows of all schedules whose conditions hold, and why the others are left out."""
-    from zbsolve.bounds import lower_bound
+def _published(problem: Problem) -> tuple[dict[str, Metrics], dict[str, str]]:
+    """The figures of all schedules whose conditions hold, and why the others are left out."""
     from zbsolve.catalog import baseline, schedules
     from zbsolve.metrics import metrics
     from zbsolve.simulate import simulate
 
-    bound = lower_bound(problem)
-    rows, left_out = [], {}
+    found, left_out = {}, {}
     for schedule in schedules():
         try:
             timetable = simulate(problem, baseline(schedule.name, problem))
-        except ScheduleConditionError as error:
+        except (ScheduleConditionError, Infeasible) as error:
             left_out[schedule.name] = str(error)
             continue
-        judge(timetable)
-        rows.append(Row(schedule.name, problem, metrics(timetable), bound.value_ns, bound.name))
-    return rows, left_out
+        judge(timetable, must_fit=False)
+        found[schedule.name] = metrics(timetable)
+    return found, left_out
+
+
+def _bound(problem: Problem) -> Bound | None:
+    """The best bound that needs no search; none where nothing can fit the limit."""
+    from zbsolve.bounds import lower_bound
+
+    try:
+        return lower_bound(problem)
+    except Infeasible:
+        return None
 
 
 def _row_of_file(path: str, title: str) -> Row:
-    from zbsolve.bounds import lower_bound
     from zbsolve.check import check
     from zbsolve.metrics import metrics
 
     timetable = _inputs.read_timetable(path)
     check(timetable.problem, timetable)
-    bound = lower_bound(timetable.problem)
-    return Row(title, timetable.problem, metrics(timetable), bound.value_ns, bound.name)
+    return Row(title, timetable.problem, metrics(timetable), _bound(timetable.problem))
 
 
 def _tell(rows: list[Row], about: dict[str, object], out: Output) -> None:
     if out.as_json:
-        fields = [
-            {**row.fields(), "gap": row.gap, "lower_bound_ns": row.lower_bound_ns, "bound": row.bound} for row in rows
-        ]
-        out.data({"rows": fields, **about})
+        out.data({"rows": [row.fields() for row in rows], **about})
         return
     made = table("schedule", "period", "makespan", "bubble", "peak memory", "fits", "gap")
     for row in rows:
@@ -169,5 +171,5 @@ def _tell(rows: list[Row], about: dict[str, object], out: Output) -> None:
     out.show(made)
     for formula in dict.fromkeys(row.metrics.bubble_formula for row in rows):
         out.say(f"bubble = {formula}")
-    for bound in dict.fromkeys((row.lower_bound_ns, row.bound) for row in rows):
-        out.say(f"gap = value / bound - 1, bound {bound[0]} ns by {bound[1]}")
+    for bound in dict.fromkeys(row.bound for row in rows if row.bound):
+        out.say(f"gap = value / bound - 1, bound {bound.value_ns} ns by {bound.name}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import tempfile
+from pathlib import Path
 
 import click
 
@@ -18,7 +18,7 @@ FORMATS = ("torch-csv",)
 @click.command()
 @click.argument("timetable", metavar="T.json")
 @click.option("--to", "target", type=click.Choice(FORMATS), required=True, help="The format.")
-@output_option("Write there; torch-csv puts a sidecar JSON beside it.")
+@output_option("Write there; torch-csv puts a JSON file with the rest beside it.")
 @talk_options
 def emit(*, timetable: str, target: str, output: str | None, out: Output) -> None:
     """Hand T.json to another tool.
@@ -27,7 +27,7 @@ def emit(*, timetable: str, target: str, output: str | None, out: Output) -> Non
     operations only. The timetable is judged first.
     """
     from zbsolve.check import check
-    from zbsolve.interop.torch import torch_rows, write_torch_csv
+    from zbsolve.interop.torch import write_torch_csv
 
     path = None if output == STDOUT else output
     out = out.for_file(output)
@@ -40,11 +40,10 @@ def emit(*, timetable: str, target: str, output: str | None, out: Output) -> Non
         if out.as_json:
             out.data({"format": target, "files": written})
         return
-    rows = torch_rows(given.order)
+    with tempfile.TemporaryDirectory() as folder:
+        text = write_torch_csv(given, Path(folder, "schedule.csv"))[0].read_text()
     if out.as_json:
-        out.data({"format": target, "rows": rows})
+        out.data({"format": target, "rows": [line.split(",") for line in text.splitlines()]})
         return
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    out.text(text.getvalue())
-    out.say("with -o FILE a sidecar JSON tells placement and microbatches")
+    out.text(text)
+    out.say("with -o FILE a second file beside it tells placement, microbatches and figures")

@@ -8,7 +8,7 @@ from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import deliver, require_optimal
 from zbsolve.cli._output import Output, output_option, talk_options
 from zbsolve.cli._problem import Asked, Search, problem_options, search_options
-from zbsolve.cli._search import run_search
+from zbsolve.cli._search import no_answer_told, run_search
 
 __all__ = ["solve"]
 
@@ -27,7 +27,8 @@ def solve(*, profile: str, asked: Asked, search: Search, output: str | None, out
     out = out.for_file(output)
     _inputs.titles(tuple(path for path in (profile, search.start) if path))
     problem = asked.problem(_inputs.read_profile(profile))
-    solution = run_search(problem, search, out)
-    deliver(solution, out, output)
+    with no_answer_told(out):
+        solution = run_search(problem, search, out)
+    deliver(solution, out, output, must_fit=True)
     if search.require_optimal:
         require_optimal(solution)

@@ -59,10 +59,12 @@ class NodeSets:
         self.may_split, self.may_fuse = "split" in problem.allow, "fused" in problem.allow
         self._made: dict[frozenset[int], NodeSet] = {}
         self.cheap, self.must = frozenset[int](), frozenset[int]()
+        self._split_serves_all = False
         if self.may_split and self.may_fuse:
             split, fused = self._build(frozenset()).graph, self._build(frozenset(self.stages)).graph
             self.cheap = _cheaper(split, fused)
             self.must = _only_fused_fits(split)
+            self._split_serves_all = _split_serves_all(split, fused)
 
     def get(self, fused: frozenset[int]) -> NodeSet:
         """The node set with these stages fused, as far as `allow` and the memory let one choose."""
@@ -73,6 +75,16 @@ class NodeSets:
         else:
             fused |= self.must
         return self._build(fused)
+
+    def speaks_for_all(self, graph: OpGraph) -> bool:
+        """True if no other choice of fused and split can beat the best order of this graph.
+
+        So it is where there is no choice, and for the graph with nothing fused if B and W one right
+        after the other take no more time and no more memory than the fused backward.
+        """
+        if not (self.may_split and self.may_fuse):
+            return True
+        return self._split_serves_all and not np.any(graph.kind == _BACKWARD)
 
     def _build(self, fused: frozenset[int]) -> NodeSet:
         if fused not in self._made:
@@ -109,3 +121,16 @@ def _only_fused_fits(split: OpGraph) -> frozenset[int]:
         if pattern.kind[c] == _BACKWARD_INPUT
         and pattern.base[r] + pattern.held[r] + pattern.start_bytes[c] > pattern.limit[r]
     )
+
+
+def _split_serves_all(split: OpGraph, fused: OpGraph) -> bool:
+    """True if B and W in a row always take at most the time and the memory of the fused backward."""
+    gradient, weight, whole = (
+        np.flatnonzero(g.kind == k)
+        for g, k in ((split, _BACKWARD_INPUT), (split, _BACKWARD_WEIGHT), (fused, _BACKWARD))
+    )
+    gradient, weight = (n[np.lexsort((split.microbatch[n], split.stage[n]))] for n in (gradient, weight))
+    whole = whole[np.lexsort((fused.microbatch[whole], fused.stage[whole]))]
+    in_time = split.duration_ns[gradient] + split.duration_ns[weight] <= fused.duration_ns[whole]
+    in_memory = split.start_bytes[gradient] <= fused.start_bytes[whole]
+    return bool(np.all(in_time) and np.all(in_memory))

@@ -170,7 +170,7 @@ def _without_implied(arcs: list[tuple[int, ...]], rank: list[int]) -> list[tuple
             above[c] = bits
         return above[root]
 
-    kept = []
+    kept: list[tuple[int, ...]] = []
     for tail, head, lag in arcs:
         others = [p for p in preds[head] if p != tail]
         if not (lag == 0 and rank[tail] == rank[head] and any(ancestors(p) >> tail & 1 for p in others)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 
@@ -17,7 +18,7 @@ from zbsolve.solver.pattern import Pattern
 from zbsolve.solver.pool import Pool
 from zbsolve.timetable import Order
 
-__all__ = ["add_baselines", "add_list_schedules", "plain_rules", "random_rule"]
+__all__ = ["add_baselines", "add_plain", "add_random", "plain_rules", "random_rule"]
 
 _FORWARD = KINDS.index(Kind.FORWARD)
 _BACKWARD_WEIGHT = KINDS.index(Kind.BACKWARD_WEIGHT)
@@ -77,13 +78,17 @@ def random_rule(pattern: Pattern, rng: random.Random) -> Rule:
     )
 
 
-def add_list_schedules(pool: Pool, node_sets: NodeSets, budget: Budget, rng: random.Random) -> None:
-    """Fill the pool from the plain rules, then from random ones until the budget is over."""
+def add_plain(pool: Pool, node_sets: NodeSets, budget: Budget) -> None:
+    """Add what the plain rules give, on each of the plain choices of fused and split."""
     for node_set in _plain_sets(node_sets):
         for number, rule in enumerate(plain_rules(node_set.pattern)):
             _try(pool, node_set, rule, f"list scheduler, plain rule {number}", budget)
-            if pool.incumbent.done or budget.over:
+            if pool.incumbent.done or (budget.over and pool.incumbent.order is not None):
                 return
+
+
+def add_random(pool: Pool, node_sets: NodeSets, budget: Budget, rng: random.Random) -> None:
+    """Add what random rules give until the budget is over."""
     while not (pool.incumbent.done or budget.over):
         node_set = _random_set(node_sets, rng)
         _try(pool, node_set, random_rule(node_set.pattern, rng), "list scheduler, random rule", budget)
@@ -128,10 +133,8 @@ def _published(pool: Pool, budget: Budget) -> Iterator[tuple[str, Order]]:
     problem = pool.problem
     small = 3 * problem.placement.stages * problem.microbatches <= _GREEDY_NODES
     if small:
-        try:
+        with contextlib.suppress(ScheduleConditionError):
             yield from greedy_orders(problem)
-        except ScheduleConditionError:
-            pass
     for schedule in schedules():
         # these are the greedy's best at the problem's own limit, which the runs above have given
         greedy = schedule.name in ("zb-1p", "zb-2p")

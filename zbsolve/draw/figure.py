@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import tempfile
+import secrets
 import unicodedata
 import warnings
 from collections.abc import Sequence
@@ -42,7 +42,6 @@ PNG_DPI = 200
 MOST_PANELS = 24
 MOST_LABELS = 4000
 RASTER_FROM = 6000  # operations; beyond it an SVG holds the boxes as an image
-
 
 _STYLE: dict[str, Any] = {
     "font.family": ["sans-serif"],
@@ -85,6 +84,8 @@ def draw_timetables(timetables: Sequence[tuple[str, Timetable]], path: str | Pat
         If matplotlib is not installed.
     """
     target = Path(path)
+    if "\0" in str(target):
+        raise InvalidInput("the path of a picture must not contain a null character")
     suffix = target.suffix.lower()
     if suffix not in (".svg", ".png"):
         raise InvalidInput(f"{target}: a picture is written as .svg or .png, not {suffix or 'without a suffix'!r}")
@@ -112,7 +113,7 @@ def render(timetables: Sequence[tuple[str, Timetable]], form: Format, *, memory:
         mpl.rcParams.update(cast("Any", _STYLE))
         figure = _Page(shown, memory).figure()
         data = io.BytesIO()
-        described = {"Title": "; ".join(f"{panel.title}: {panel.headline}" for panel in shown)}
+        described = {"Title": "; ".join(panel.caption for panel in shown)}
         if form == "svg":
             figure.savefig(data, format="svg", dpi=PNG_DPI, metadata={**described, "Date": None, "Creator": None})
         else:
@@ -123,16 +124,13 @@ def render(timetables: Sequence[tuple[str, Timetable]], form: Format, *, memory:
 
 def _replace(target: Path, data: bytes) -> None:
     """Write a neighbour first, then rename: a reader never sees half a file."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.", suffix=".part")
+    part = target.with_name(f".{target.name[:80]}.{secrets.token_hex(4)}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(part, "xb") as file:
             file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
+        os.replace(part, target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 
@@ -207,7 +205,7 @@ class _Page:
     def _title(self, figure: Figure, panel: Panel, top: float, height: float) -> None:
         room = 1 - (LEFT + 0.14) / WIDTH
         y = (top - 0.20) / height
-        shown = _shorten(panel.title, 58)
+        shown = _shorten(panel.title, 52)
         figure.text(LEFT / WIDTH, y, shown, fontsize=10.5, fontweight="bold", color=colours.INK)
         right = LEFT / WIDTH + room
         figure.text(right, y, panel.bubble_text, fontsize=10.5, fontweight="bold", color=colours.INK, ha="right")
@@ -248,7 +246,7 @@ class _Page:
                 "zorder": 1.5,
             }
         else:
-            wide = float(np.median(corners[:, 1, 0] - corners[:, 0, 0])) * self.points_per_ns > 2
+            wide = float(np.quantile(corners[:, 1, 0] - corners[:, 0, 0], 0.1)) * self.points_per_ns > 2
             line = {"edgecolors": "white", "linewidths": 0.5} if wide else {"edgecolors": "none", "linewidths": 0}
             style = {"facecolors": colours.FILL[kind], "zorder": 2, **line}
         axes.add_collection(PolyCollection(list(corners), rasterized=self.raster, **style), autolim=False)
@@ -349,7 +347,8 @@ class _Page:
         ]
         idle = Patch(facecolor=colours.IDLE, edgecolor=colours.IDLE_HATCH, linewidth=0, hatch="//////", label="idle")
         handles.append(idle)
-        notes = list(dict.fromkeys(panel.formula for panel in self.shown))
+        notes = [f"{formula}: the hatched share" for formula in dict.fromkeys(panel.formula for panel in self.shown)]
+        notes.append("black marks: a rank's first start and last end")
         if self.memory:
             handles.append(Patch(facecolor=colours.MEMORY, label="memory held"))
             if any(any(m.static) for m in self.memory):

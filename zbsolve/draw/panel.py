@@ -60,9 +60,10 @@ class Panel:
         return f"bubble {100 * self.bubble:.2f} %"
 
     @property
-    def headline(self) -> str:
-        """Both."""
-        return f"{self.value_text}, {self.bubble_text}"
+    def caption(self) -> str:
+        """Title and figures on one line."""
+        title = f"{self.title}: " if self.title else ""
+        return f"{title}{self.value_text}, {self.bubble_text}"
 
     @property
     def formula(self) -> str:
@@ -128,14 +129,17 @@ def _panel(title: str, timetable: Timetable) -> Panel:
         start = min((start for start, row in zip(first, rows, strict=True) if row), default=0)
         windows = ((start, start + value),) * len(rows)
     bubble = 1 - work / (len(rows) * value) if value else 0.0
-    placement = timetable.problem.placement
+    held: list[set[int]] = [set() for _ in range(max(timetable.problem.placement.ranks, len(rows)))]
+    for route in timetable.problem.placement.routes:
+        for stage, rank in enumerate(route):
+            held[rank].add(stage)
     return Panel(
         title=clean(title),
         timetable=timetable,
         value_ns=value,
         bubble=bubble,
         windows=windows,
-        chunk_of=tuple({s: k for k, s in enumerate(placement.stages_of(rank))} for rank in range(len(rows))),
+        chunk_of=tuple({stage: k for k, stage in enumerate(sorted(stages))} for stages in held),
     )
 
 

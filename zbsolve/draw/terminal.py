@@ -200,8 +200,7 @@ def _tick_text(marks: Ticks, at: int) -> str:
 
 
 def _header(panel: Panel, width: int, colour: bool) -> list[str]:
-    title = f"{panel.title}: " if panel.title else ""
-    lines = _wrap(f"{title}{panel.headline}".split(" "), width)
+    lines = _wrap(panel.caption.split(" "), width)
     return [f"{_BOLD}{line}{_RESET}" for line in lines] if colour else lines
 
 

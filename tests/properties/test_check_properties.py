@@ -5,7 +5,10 @@ reason that it was broken for. Each mutation below is made so that it surely bre
 """
 
 import dataclasses
+import inspect
 import random
+import re
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -39,7 +42,7 @@ def some_order(problem: Problem, rng: random.Random) -> Order:
 # What is right is accepted
 
 
-@settings(max_examples=1200, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(problem=problems(), seed=SEEDS)
 def test_every_simulated_order_is_accepted_and_its_peaks_and_value_are_the_same(problem, seed):
     order = some_order(problem, random.Random(seed))
@@ -465,7 +468,7 @@ def is_broken_and_seen(mutation: Callable[[Case], Broken | None], case: Case) ->
     return True
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(problem=problems(), seed=SEEDS)
 def test_every_mutation_is_rejected(problem, seed):
     case = Case(problem, seed)
@@ -481,3 +484,29 @@ def test_every_mutation_finds_something_to_break(mutation):
     for placement in (Placement.linear(4), Placement.looped(2, 2), Placement.v(2), Placement.bidirectional(4)):
         problem = Problem(profile=profile, placement=placement, microbatches=4)
         assert sum(is_broken_and_seen(mutation, Case(problem, seed)) for seed in range(12)) >= 4
+
+
+# Whatever it is given, it gives an answer
+
+ANY_INT = st.one_of(st.integers(-1, 6), st.integers())
+ANY_OP = st.builds(Op, st.sampled_from(Kind), ANY_INT, st.one_of(st.none(), ANY_INT))
+ANY_ROWS = st.lists(st.lists(st.builds(TimedOp, ANY_OP, ANY_INT, ANY_INT), max_size=12), max_size=5)
+DOCUMENTED = re.findall(r"^`(\w+)`", inspect.getdoc(sys.modules["zbsolve.check"]), flags=re.MULTILINE)
+
+
+@settings(max_examples=300, deadline=None)
+@given(problem=problems(most_microbatches=2, limits=True), rows=ANY_ROWS, claimed=ANY_INT)
+def test_any_rows_are_judged_in_the_order_of_the_rules(problem, rows, claimed):
+    junk = timed(problem, rows)
+    for x, claim in ((junk, claimed), (junk.order, None)):
+        found = violations(problem, x, claimed_ns=claim)
+        order_of_rules = [DOCUMENTED.index(v.code) for v in found if v.code != "precedence"]
+        assert order_of_rules == sorted(order_of_rules)
+        assert all(len(v.message) < 2000 for v in found)
+        peaks(problem, x)
+
+
+def test_the_table_names_every_code():
+    assert len(DOCUMENTED) == len(set(DOCUMENTED)) == 16
+    mutations = {"overlap", *OF_THE_ORDER, "time", "first_start", "duration", "row_order", "transfer", "claim"}
+    assert set(DOCUMENTED) == mutations

@@ -46,9 +46,14 @@ class Output:
     results_to_stderr: bool = False
 
     def say(self, text: str) -> None:
-        """Talk, on stderr; `text` is made inert."""
+        """Talk, on stderr; all but the ends of lines is made inert."""
         if not self.quiet:
-            click.echo(inert(text), err=True)
+            click.echo("\n".join(map(inert, text.split("\n"))), err=True)
+
+    def tell(self, text: str) -> None:
+        """Tell a piece of a result, on stdout, as soon as it is known."""
+        click.echo("\n".join(map(inert, text.split("\n"))))
+        sys.stdout.flush()
 
     def show(self, *parts: RenderableType) -> None:
         """Show tables and lines on stdout, in colour where that is a terminal."""

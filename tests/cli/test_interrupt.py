@@ -16,8 +16,15 @@ from tests.cli.test_exit_codes import hard_profile
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_search_prints_and_writes_its_best(tmp_path, sent):
+@pytest.mark.parametrize(
+    ("sent", "to_all"),
+    [
+        pytest.param(signal.SIGINT, True, id="as a terminal sends it, to the whole group of processes"),
+        pytest.param(signal.SIGINT, False, id="to the process alone"),
+        pytest.param(signal.SIGTERM, False, id="as a batch system ends a job"),
+    ],
+)
+def test_an_interrupted_search_prints_and_writes_its_best(tmp_path, sent, to_all):
     output = tmp_path / "t.json"
     line = ["solve", put_profile(tmp_path, hard_profile(8)), "-m", "24", "--memory", "0.6x", "--time-limit", "1000"]
     child = subprocess.Popen(
@@ -26,13 +33,14 @@ def test_an_interrupted_search_prints_and_writes_its_best(tmp_path, sent):
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     watchdog = threading.Timer(120, child.kill)
     watchdog.start()
     try:
         assert "best" in child.stderr.readline()  # a first timetable is there
-        child.send_signal(sent)
+        (os.killpg if to_all else os.kill)(child.pid, sent)
         told, talk = child.communicate()
     finally:
         watchdog.cancel()

@@ -68,7 +68,7 @@ def metrics(timetable: Timetable) -> Metrics:
     return Metrics(
         period_ns=period,
         makespan_ns=makespan,
-        bubble=1 - compute / (graph.ranks * value),
+        bubble=1 - compute / (graph.ranks * value) if value else 0.0,
         bubble_formula=f"1 - compute work / (ranks x {problem.objective})",
         compute_ns=compute,
         peak_bytes=peak_bytes(graph, rows),

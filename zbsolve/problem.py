@@ -114,7 +114,11 @@ class Problem:
         object.__setattr__(self, "limit_bytes", self._resolve_limits(given))
 
     def _resolve_limits(self, given: tuple[Limit, ...]) -> tuple[int | None, ...]:
-        held = self._activation_bytes_by_rank()
+        ranks = self.placement.ranks
+        held, static = self._activation_bytes_by_rank(), [0] * ranks
+        for stage, cost in enumerate(self.profile.stages):
+            for rank in self.placement.holders(stage):
+                static[rank] += cost.static_bytes
         resolved: list[int | None] = []
         for rank, limit in enumerate(given):
             times = _TIMES.fullmatch(limit) if isinstance(limit, str) else None
@@ -123,8 +127,8 @@ class Problem:
             elif times is None:
                 resolved.append(parse_bytes(limit, f"the memory limit of rank {rank}"))
             else:
-                dynamic = Fraction(times.group(1)) * self.placement.ranks * held[rank] / self.microbatches
-                resolved.append(min(self.static_bytes(rank) + int(dynamic), MAX_AMOUNT))
+                dynamic = Fraction(times.group(1)) * ranks * held[rank] / self.microbatches
+                resolved.append(min(static[rank] + int(dynamic), MAX_AMOUNT))
         return tuple(resolved)
 
     def _activation_bytes_by_rank(self) -> list[int]:

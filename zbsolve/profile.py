@@ -118,10 +118,12 @@ class Link:
         whole_amount(self.latency_ns, "link: latency_ns", error=ProfileError)
         _check_bandwidth(self.bytes_per_second, "link: bytes_per_second")
         object.__setattr__(self, "overrides", tuple(self.overrides))
-        pairs = [(o.sender, o.receiver) for o in self.overrides]
-        for pair in pairs:
-            if pairs.count(pair) > 1:
+        seen: set[tuple[int, int]] = set()
+        for override in self.overrides:
+            pair = (override.sender, override.receiver)
+            if pair in seen:
                 raise ProfileError(f"the link from rank {pair[0]} to rank {pair[1]} is given twice")
+            seen.add(pair)
 
     def between(self, sender: int, receiver: int) -> tuple[int, int | None]:
         """Latency in ns and bytes per second (None: unlimited) of an ordered pair of ranks."""

@@ -1,0 +1,46 @@
+"""One palette for every picture: the kinds of operations, idle time, memory.
+
+Blue, orange, green and vermilion stay apart in normal sight and under protanopia, deuteranopia and
+tritanopia (CIE76 distance of at least 20 after Machado's simulation), and their lightness descends
+W, B, BW, F, so a grey print keeps them apart too. Every label stands on its box with a contrast of
+at least 4.5 : 1 (WCAG AA). Colour is never the only cue: boxes carry letters, idle time is hatched.
+"""
+
+from __future__ import annotations
+
+from zbsolve.ops import Kind
+
+__all__ = ["FILL", "GRID", "IDLE", "IDLE_HATCH", "INK", "LIMIT", "MEANING", "MEMORY", "MUTED", "STATIC", "TEXT"]
+
+FILL = {
+    Kind.FORWARD: "#0B5FA5",
+    Kind.BACKWARD_INPUT: "#F0A30A",
+    Kind.BACKWARD_WEIGHT: "#A3DFC2",
+    Kind.BACKWARD: "#BD4B2C",
+}
+"""The colour of each kind's boxes."""
+
+TEXT = {
+    Kind.FORWARD: "#FFFFFF",
+    Kind.BACKWARD_INPUT: "#1A1A1A",
+    Kind.BACKWARD_WEIGHT: "#1A1A1A",
+    Kind.BACKWARD: "#FFFFFF",
+}
+"""The colour of the letters on them."""
+
+MEANING = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD_INPUT: "backward, input gradient",
+    Kind.BACKWARD_WEIGHT: "backward, weight gradient",
+    Kind.BACKWARD: "backward, both in one",
+}
+"""What a legend says beside each letter."""
+
+IDLE = "#F1F1F1"
+IDLE_HATCH = "#C4C4C4"
+INK = "#1A1A1A"
+MUTED = "#5A5A5A"
+GRID = "#D9D9D9"
+MEMORY = "#8C9BB0"
+STATIC = "#5D6B80"
+LIMIT = "#A50F2D"

@@ -1,0 +1,154 @@
+"""torch.distributed.pipelining's schedule files, the only place with torch's letters.
+
+torch writes an operation as ``{stage}{letter}{microbatch}``: ``F`` forward, ``I`` input gradient,
+``W`` weight gradient, ``B`` both. (What zbsolve's pictures call B is torch's I.) A *compute_only* CSV
+has one row per pipeline rank; torch adds sends and receives itself. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zbsolve.disk import ensure_writable, write_atomic
+from zbsolve.errors import ProblemError
+from zbsolve.metrics import metrics
+from zbsolve.opgraph import OpGraph
+from zbsolve.ops import Kind, Op
+from zbsolve.problem import Problem
+from zbsolve.simulate import simulate
+from zbsolve.solution import Metrics
+from zbsolve.timetable import Order, TimedOp, Timetable
+
+__all__ = ["FORMAT", "merged", "torch_rows", "write_torch_csv"]
+
+FORMAT = "zbsolve.torch-csv/1"
+"""Kind and version of the file written beside a CSV."""
+
+_LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD_INPUT: "I", Kind.BACKWARD_WEIGHT: "W", Kind.BACKWARD: "B"}
+
+
+def merged(timetable: Timetable) -> Order:
+    """The order with B and the W right behind it as one backward, wherever no planned time has to move for that.
+
+    torch pays for every split and its input gradient alone frees nothing, so a split that gains nothing
+    should go. But one backward hands its gradient on when it ends: where the stage before it is waiting,
+    B and W stay apart. The planned times still fit the result, so it is never slower than the timetable.
+    """
+    rows = [_merged_row(row) for row in timetable.rows]
+    candidates = Order(tuple(tuple(timed.op for timed in row) for row in rows))
+    graph = OpGraph.build(timetable.problem, candidates.rows)
+    start, latest = np.zeros(len(graph), dtype=np.int64), np.zeros(len(graph), dtype=np.int64)
+    for row, nodes in zip(rows, graph.encode(candidates), strict=True):
+        start[nodes] = [timed.start_ns for timed in row]
+        latest[nodes] = [timed.end_ns for timed in row]
+    end = start + graph.duration_ns
+    moves = end > latest
+    moves[graph.arc_tail[start[graph.arc_head] < end[graph.arc_tail] + graph.arc_lag_ns]] = True
+    apart = {graph.op(node) for node in np.flatnonzero(moves).tolist()}
+    return Order(tuple(tuple(_split_again(row, apart)) for row in zip(timetable.rows, rows, strict=True)))
+
+
+def _merged_row(row: tuple[TimedOp, ...]) -> list[TimedOp]:
+    """Every B with the W right behind it as one backward, from the start of B to the end of W."""
+    made: list[TimedOp] = []
+    for timed in row:
+        op = timed.op
+        if op.kind is Kind.BACKWARD_WEIGHT and made and made[-1].op == Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch):
+            made[-1] = TimedOp(Op(Kind.BACKWARD, op.stage, op.microbatch), made[-1].start_ns, timed.end_ns)
+        else:
+            made.append(timed)
+    return made
+
+
+def _split_again(rows: tuple[tuple[TimedOp, ...], list[TimedOp]], apart: set[Op]) -> list[Op]:
+    """The merged row, with the parts of those backwards that were split and have to stay so."""
+    given = {timed.op for timed in rows[0]}
+    return [
+        part
+        for timed in rows[1]
+        for part in (timed.op.parts if timed.op in apart and timed.op not in given else (timed.op,))
+    ]
+
+
+def torch_rows(order: Order) -> list[list[str]]:
+    """The cells of the CSV, one row a rank, such as ``["0F0", "0F1", "0I0", "0W0", ...]``."""
+    return [[f"{op.stage}{_LETTERS[op.kind]}{op.microbatch}" for op in row] for row in order.rows]
+
+
+def write_torch_csv(timetable: Timetable, path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Write a timetable's order for torch, and beside it what the CSV does not say.
+
+    The CSV is for ``_PipelineScheduleRuntime._load_csv(path, format="compute_only")``. The file
+    beside it (``x.csv`` gets ``x.csv.json``) names the stages of every rank, the call that loads the CSV, and
+    the figures of the timetable next to those of the order as emitted: see `merged`.
+
+    Returns
+    -------
+    The paths of the CSV and of the file beside it.
+
+    Raises
+    ------
+    ProblemError
+        If torch cannot run it: a stage lies on more than one rank.
+    OrderError
+        If the rows do not do every operation exactly once on its rank, or can never finish.
+    FileFormatError
+        If a file cannot be written.
+    """
+    _refuse_replicas(timetable.problem)
+    csv = Path(path)
+    ensure_writable(csv)
+    beside = csv.with_name(csv.name + ".json")
+    ensure_writable(beside)
+    planned = metrics(timetable)
+    order = merged(timetable)
+    about = _about(timetable, order, planned, csv.name)
+    write_atomic(csv, "".join(",".join(row) + "\n" for row in torch_rows(order)).encode())
+    write_atomic(beside, about)
+    return csv, beside
+
+
+def _refuse_replicas(problem: Problem) -> None:
+    for stage in range(problem.placement.stages):
+        ranks = problem.placement.holders(stage)
+        if len(ranks) > 1:
+            raise ProblemError(
+                f"torch.distributed.pipelining holds each stage on one rank, but stage {stage} lies on ranks "
+                f"{', '.join(map(str, ranks))} ({problem.placement.name} placement); choose a placement with one route"
+            )
+
+
+def _about(timetable: Timetable, emitted: Order, planned: Metrics, csv: str) -> bytes:
+    problem, order = timetable.problem, timetable.order
+    placement = problem.placement
+    run = planned if emitted == order else metrics(simulate(problem, emitted))
+    fields: dict[str, Any] = {
+        "format": FORMAT,
+        "csv": csv,
+        "csv_format": "compute_only",
+        "ranks": placement.ranks,
+        "stages": placement.stages,
+        "microbatches": problem.microbatches,
+        "placement": {"name": placement.name, "routes": [list(placement.routes[0])]},
+        "stages_of_rank": [list(placement.stages_of(rank)) for rank in range(placement.ranks)],
+        "objective": problem.objective,
+        "planned_period_ns": planned.period_ns,
+        "planned_makespan_ns": planned.makespan_ns,
+        "merged_backwards": sum(map(len, order.rows)) - sum(map(len, emitted.rows)),
+        "emitted_period_ns": run.period_ns,
+        "emitted_makespan_ns": run.makespan_ns,
+        "digest": problem.digest,
+        "torch": {
+            "class": "torch.distributed.pipelining.schedules._PipelineScheduleRuntime",
+            "construct": f"_PipelineScheduleRuntime(stages, n_microbatches={problem.microbatches}, loss_fn=loss_fn)",
+            "load": f'schedule._load_csv({json.dumps(csv)}, format="compute_only")',
+            "stages": "the PipelineStage objects of this rank, ascending by stage_index, see stages_of_rank",
+        },
+    }
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items())
+    return f"{{\n{lines}\n}}\n".encode()

@@ -37,8 +37,11 @@ _PORTFOLIO, _SHORT, _CPSAT = 0.12, 0.4, 0.25
 _MOST_RANDOM = 3_000
 """Random list schedules under a work limit; more add little."""
 
-_FUSING_NODES = 2_000_000
-"""Operations timed while the answer is fused at the end, about a second's worth."""
+_FUSING_NODES = 500_000
+"""Operations timed while the answer is fused at the end."""
+
+_FINISH_S = 5e-5
+"""Seconds an operation that fusing, timing and measuring the answer take, kept back from the search."""
 
 _ROUND_S, _ROUND_STEPS = 6.0, 60_000
 """What one round of long annealing runs takes."""
@@ -100,7 +103,9 @@ def solve(
     started = time.perf_counter()
     _check_arguments(time_limit_s, work_limit, gap, workers)
     incumbent = Incumbent(lower_bound(problem), gap, started, on_progress)
-    budget = Budget(started + time_limit_s, work_limit)
+    operations = 3 * problem.placement.stages * problem.microbatches
+    finish = min(0.3 * time_limit_s, _FINISH_S * operations)
+    budget = Budget(started + time_limit_s - finish, work_limit)
     try:
         _search(problem, incumbent, budget, seed, workers or _available_cpus(), start, gap)
     except KeyboardInterrupt:
@@ -176,7 +181,7 @@ def _fuse_best(pool: Pool, node_sets: NodeSets, budget: Budget, count: int) -> N
 def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int) -> Solution:
     """Time the best order exactly, fused wherever that costs nothing."""
     assert incumbent.order is not None
-    trials = max(20, _FUSING_NODES // sum(map(len, incumbent.order.rows)))
+    trials = max(10, _FUSING_NODES // sum(map(len, incumbent.order.rows)))
     _, order = fuse(problem, incumbent.order, Budget(math.inf, trials))
     timetable = simulate(problem, order)
     value = timetable.period_ns if problem.objective == "period" else timetable.makespan_ns

@@ -79,7 +79,7 @@ def test_never_above_the_optimum(block, limit_above):
     rng = random.Random(f"{block} {limit_above}")
     verdicts = [check_against_optimum(tiny_problem(rng, limit_above, sizes=SIZES)) for _ in range(50)]
     assert None not in verdicts
-    assert sum(verdicts) >= 0.85 * len(verdicts)  # and not toothless
+    assert sum(verdicts) >= 0.9 * len(verdicts)  # and not toothless
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -326,6 +326,16 @@ def test_weights_that_keep_nothing_may_all_be_left_for_later():
     assert lower_bound(kept).value_ns == 36 + 3
     assert values(free)["two-phase"] == 36 + 3  # the fill still waits; the drain does not
     assert values(replace(free, memory_limit="2x"))["two-phase"] == 36
+
+
+def test_a_backward_that_needs_more_than_its_forward_held_keeps_others_out():
+    """Three forwards would fit, but then no B could ever start: one microbatch at a time."""
+    problem = equal_stages(2, 4, 1, 1, 1, 3, latency_ns=4, activation_bytes=1, backward_weight_bytes=3)
+    problem = replace(problem, allow=frozenset({"split"}))
+    found = optimum(problem)
+    assert found is not None
+    assert lower_bound(problem).value_ns == found[0] == 4 * (1 + 4 + 1 + 1 + 4 + 1 + 1)
+    assert lower_bound(replace(problem, allow=frozenset({"split", "fused"}))).value_ns < found[0]
 
 
 def test_static_and_workspace_bytes_are_not_room():

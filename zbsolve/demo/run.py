@@ -193,6 +193,9 @@ def _show_profile(profile: Profile, talk: _Talk) -> None:
         held = f"{format_bytes(stage.activation_bytes):>12} {format_bytes(stage.backward_weight_bytes):>11}"
         talk.line(f"{number:>5} {shown} {held}")
     talk.line("torch's own split: on stage 0 its B does nothing and its W is the whole backward")
+    for note in profile.source.note.split("; "):
+        if note.startswith("WARNING"):
+            talk.line(note)
 
 
 def _write(

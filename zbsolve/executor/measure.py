@@ -16,25 +16,28 @@ import gc
 import itertools
 import platform
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from zbsolve.errors import InvalidInput
+from zbsolve.executor.borders import Border, borders
 from zbsolve.executor.clock import Clock, clock_of
-from zbsolve.executor.held import SavedTensors, storage_bytes
+from zbsolve.executor.held import held_bytes, storage_bytes
 from zbsolve.executor.link import measure_link
-from zbsolve.executor.stagework import Gradients, StageWork, Tensors, fresh_leaf, tensors_of
+from zbsolve.executor.stagework import StageWork, Tensors, tensors_of
 from zbsolve.executor.target import LossFn, Sample, check_target, load_target, root_cause, users_code
 from zbsolve.profile import Profile, ProfileSource, StageCost, StageSpread
 from zbsolve.units import whole_amount
 
 __all__ = ["load_target", "measure_profile"]
 
-_SPLIT_NOTE = "torch's split backward, where B of stage 0 does nothing and its W runs the whole backward"
+MOST_WAITING = 0.1
+"""Share of the time not computing beyond which a profile says so."""
 
 
 def measure_profile(
@@ -94,47 +97,42 @@ def measure_profile(
     where = _device(device, modules, inputs)
     for module in modules:
         module.to(where)
-    leaves = tuple(_moved(t, where) for t in (inputs if isinstance(inputs, tuple) else (inputs,)))
-    last = len(modules) - 1
-    works = [StageWork(i, m, *((loss_fn, _moved(target, where)) if i == last else ())) for i, m in enumerate(modules)]
+    entering = tuple(_moved(t, where) for t in (inputs if isinstance(inputs, tuple) else (inputs,)))
+    works = [StageWork(number, module) for number, module in enumerate(modules)]
+    works[-1] = replace(works[-1], loss_fn=loss_fn, target=_moved(target, where))
     with _quiet(modules, where, threads):
-        borders = _borders(works, leaves)
-        laps = [_Laps() for _ in works]
-        clock = clock_of(where)
-        for round_ in range(warmup + repeats):
-            for work, border, lap in zip(works, borders, laps, strict=True):
-                measured = _one_round(work, border, clock)
-                if round_ >= warmup:
-                    lap.add(measured)
-        skipped = [_left_out_by_split(work, border) for work, border in zip(works, borders, strict=True)]
-        held = [_held(work, border, where) for work, border in zip(works, borders, strict=True)]
-        sizes = [sum(t.numel() * t.element_size() for t in b.output_grads if t is not None) for b in borders]
-        outputs = [0 if i == last else b.output_bytes for i, b in enumerate(borders)]
-        link, link_note = measure_link(where, max(outputs + sizes))
-    costs, spreads = [], []
-    for work, lap, bytes_, output_bytes in zip(works, laps, held, outputs, strict=True):
-        medians = {field: round(statistics.median(values)) for field, values in lap.columns().items()}
-        costs.append(
-            StageCost(
-                **medians,
-                activation_bytes=bytes_.after_forward,
-                backward_weight_bytes=bytes_.after_input,
-                workspace_bytes=bytes_.workspace,
-                static_bytes=_static_bytes(work.module, optimizer_copies),
-                output_bytes=output_bytes,
-                name=type(work.module).__name__[:200],
-            )
+        used_threads = torch.get_num_threads()
+        stages_met = list(zip(works, borders(works, entering), strict=True))
+        laps, waiting = _time(stages_met, clock_of(where), repeats, warmup)
+        held, warnings = [], [_busy(waiting)] if where.type == "cpu" else []
+        for work, border in stages_met:
+            with users_code(f"stage {work.number} failed"):
+                warnings.append(_left_out_by_split(work, border))
+                held.append(held_bytes(work, border, where))
+    output_bytes = [border.output_bytes for _, border in stages_met[:-1]] + [0]
+    link, link_note = measure_link(where, max(output_bytes))
+    costs = [
+        StageCost(
+            **{field: round(statistics.median(values)) for field, values in lap.items()},
+            activation_bytes=bytes_.after_forward,
+            backward_weight_bytes=bytes_.after_input,
+            workspace_bytes=bytes_.workspace,
+            static_bytes=_static_bytes(module, optimizer_copies),
+            output_bytes=size,
+            name=type(module).__name__[:200],
         )
-        spreads.append(StageSpread(**{field: _iqr(values) for field, values in lap.columns().items()}))
+        for module, lap, bytes_, size in zip(modules, laps, held, output_bytes, strict=True)
+    ]
+    on_cpu = where.type == "cpu"
     notes = [
-        f"{threads or torch.get_num_threads()} thread(s) for each operation" if where.type == "cpu" else "CUDA events",
-        _SPLIT_NOTE,
+        f"{used_threads} thread{'s' * (used_threads > 1)} for each operation" if on_cpu else "timed by CUDA events",
+        "torch's split backward, where B of stage 0 does nothing and its W runs the whole backward",
         "bytes held: saved tensors, inputs and outputs, storages once; workspace not measured"
-        if where.type == "cpu"
-        else "bytes held: of the caching allocator",
+        if on_cpu
+        else "bytes held and workspace: of the caching allocator",
         f"static bytes: parameters, gradients, {optimizer_copies} optimizer copies, buffers",
         link_note,
-        *(text for text in skipped if text),
+        *(text for text in warnings if text),
     ]
     source = ProfileSource(
         host=platform.node(),
@@ -142,73 +140,39 @@ def measure_profile(
         split="torch",
         versions=(("torch", str(torch.__version__)), ("python", platform.python_version())),
         samples=repeats,
-        spread=tuple(spreads),
+        spread=tuple(StageSpread(**{field: _iqr(values) for field, values in lap.items()}) for lap in laps),
         note="; ".join(notes),
     )
     return Profile(stages=tuple(costs), link=link, name=name, source=source)
 
 
-@dataclass(frozen=True, slots=True)
-class _Border:
-    """What comes into a stage from both sides, and which inputs want a gradient."""
-
-    inputs: Tensors
-    wants_grad: tuple[bool, ...]
-    output_grads: Gradients
-    output_bytes: int
-
-    def leaves(self) -> Tensors:
-        return tuple(fresh_leaf(t, wants_grad=w) for t, w in zip(self.inputs, self.wants_grad, strict=True))
+Laps = dict[str, list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    after_forward: int
-    after_input: int
-    workspace: int
+def _time(
+    stages: Sequence[tuple[StageWork, Border]], clock: Clock, repeats: int, warmup: int
+) -> tuple[list[Laps], float]:
+    """The durations of every stage, a list for each field of its cost; and the share of time not computing."""
+    laps: list[Laps] = [{} for _ in stages]
+    wall, busy = time.perf_counter_ns(), time.process_time_ns()
+    for round_ in range(warmup + repeats):
+        for (work, border), lap in zip(stages, laps, strict=True):
+            for field, values in _one_round(work, border, clock).items():
+                if round_ >= warmup:
+                    lap.setdefault(field, []).extend(values)
+    return laps, 1 - (time.process_time_ns() - busy) / max(time.perf_counter_ns() - wall, 1)
 
 
-class _Laps:
-    """The durations of one stage, a list for each field of its cost."""
-
-    def __init__(self) -> None:
-        self._columns: dict[str, list[int]] = {
-            field: [] for field in ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns")
-        }
-
-    def add(self, measured: dict[str, list[int]]) -> None:
-        for field, values in measured.items():
-            self._columns[field] += values
-
-    def columns(self) -> dict[str, list[int]]:
-        return self._columns
+def _busy(waiting: float) -> str:
+    if waiting < MOST_WAITING:
+        return ""
+    return (
+        f"WARNING: {waiting:.0%} of the time the process was not computing: the machine was busy with other work, "
+        "or the stages wait; where it was busy, measure again when it is not"
+    )
 
 
-def _borders(works: Sequence[StageWork], inputs: Tensors) -> list[_Border]:
-    """One pass forward and one back through the model, holding one stage's graph at a time."""
-    entering: list[tuple[Tensors, tuple[bool, ...]]] = [(inputs, tuple(t.requires_grad for t in inputs))]
-    for work in works:
-        tensors, wants = entering[-1]
-        with users_code(f"forward of stage {work.number} failed"):
-            flight = work.forward(tuple(fresh_leaf(t, wants_grad=w) for t, w in zip(tensors, wants, strict=True)))
-        wanted = tuple(t.requires_grad and t.is_floating_point() for t in flight.outputs)
-        entering.append((tuple(t.detach() for t in flight.outputs), wanted))
-    borders: list[_Border] = []
-    output_grads: Gradients = (None,) * len(entering[-1][0])
-    for work, (tensors, wants), (leaving, _) in zip(works[::-1], entering[-2::-1], entering[::-1], strict=False):
-        border = _Border(tensors, wants, output_grads, sum(t.numel() * t.element_size() for t in leaving))
-        borders.append(border)
-        with users_code(f"backward of stage {work.number} failed"):
-            gradients = work.backward(work.forward(border.leaves()), output_grads)
-        # torch sends zeros back for an input that was not used
-        output_grads = tuple(
-            (torch.zeros_like(t) if g is None else g.detach()) if w else None
-            for t, w, g in zip(tensors, wants, gradients, strict=True)
-        )
-    return borders[::-1]
-
-
-def _one_round(work: StageWork, border: _Border, clock: Clock) -> dict[str, list[int]]:
+def _one_round(work: StageWork, border: Border, clock: Clock) -> dict[str, list[int]]:
     """F B W, then F and the fused backward, on fresh inputs."""
     marks = []
     with users_code(f"split backward of stage {work.number} failed"), _hint_for_views(work.number):
@@ -242,55 +206,7 @@ def _one_round(work: StageWork, border: _Border, clock: Clock) -> dict[str, list
     }
 
 
-def _held(work: StageWork, border: _Border, device: torch.device) -> _Held:
-    if device.type == "cuda":
-        return _held_by_allocator(work, border, device)
-    static = [*work.module.parameters(), *work.module.buffers()]
-    with SavedTensors() as saved:
-        flight = work.forward(border.leaves())
-    after_forward = storage_bytes([*saved.tensors(), *flight.held()], without=static)
-    work.backward_input(flight, border.output_grads)
-    after_input = storage_bytes([*saved.tensors(), *flight.held()], without=static)
-    work.backward_weight(flight)
-    return _Held(after_forward, after_input, 0)
-
-
-def _held_by_allocator(work: StageWork, border: _Border, device: torch.device) -> _Held:
-    """Differences of the caching allocator's bytes; workspace is what the peaks exceed them by."""
-
-    def held() -> int:
-        torch.cuda.synchronize(device)
-        return torch.cuda.memory_allocated(device) - base
-
-    def peak() -> int:
-        torch.cuda.synchronize(device)
-        highest = torch.cuda.max_memory_allocated(device) - base
-        torch.cuda.reset_peak_memory_stats(device)
-        return highest
-
-    torch.cuda.synchronize(device)
-    base = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    flight = work.forward(border.leaves())
-    after_forward = held()
-    extra = [peak() - after_forward]
-    # the gradient comes in a buffer of its own, which a split backward keeps
-    work.backward_input(flight, tuple(None if g is None else g.clone() for g in border.output_grads))
-    for leaf in flight.inputs:
-        leaf.grad = None
-    after_input = held()
-    extra.append(peak() - max(after_forward, after_input))
-    work.backward_weight(flight)
-    extra.append(peak() - after_input)
-    del flight
-    flight = work.forward(border.leaves())
-    peak()
-    work.backward(flight, border.output_grads)
-    extra.append(peak() - after_forward)
-    return _Held(max(after_forward, 0), max(after_input, 0), max(0, *extra))
-
-
-def _left_out_by_split(work: StageWork, border: _Border) -> str:
+def _left_out_by_split(work: StageWork, border: Border) -> str:
     """A warning where torch's split forgets weights: those that no input wanting a gradient leads to."""
     _forget_gradients(work.module)
     flight = work.forward(border.leaves())

@@ -151,8 +151,8 @@ def test_large_problems_stay_large_only_in_number():
     assert graph.arc_tail.dtype == np.int32
 
 
-def test_ranks_that_push_each_other_on_in_turn_do_not_do_so_for_ever():
-    """In every pass one of the two ranks hangs on itself, so no pass alone shows the cycle they are on."""
+def pushing_in_turn():
+    """An order in which in every pass one of two ranks hangs on itself: no pass alone shows their cycle."""
     first = StageCost(forward_ns=9, backward_input_ns=12, backward_weight_ns=20, backward_ns=34)
     second = StageCost(forward_ns=3, backward_input_ns=5, backward_weight_ns=20, backward_ns=23)
     overrides = (LinkOverride(sender=0, receiver=1, latency_ns=3), LinkOverride(sender=1, receiver=0, latency_ns=6))
@@ -172,6 +172,10 @@ def test_ranks_that_push_each_other_on_in_turn_do_not_do_so_for_ever():
         )
     )
     graph = OpGraph.build(problem, order.rows)
-    rows = graph.encode(order)
+    return graph, graph.encode(order)
+
+
+def test_ranks_that_push_each_other_on_in_turn_do_not_do_so_for_ever():
+    graph, rows = pushing_in_turn()
     mean = max_cycle_mean(longest_paths(graph, rows))
     assert Timer(graph, rows).period().value_ns == -(-mean.numerator // mean.denominator)

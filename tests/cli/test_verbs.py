@@ -169,6 +169,17 @@ def test_simulate_times_under_another_profile(timetable, tmp_path):
     assert call_json("simulate", timetable, "--objective", "makespan")["objective"] == "makespan"
 
 
+def test_simulate_tells_what_is_wrong_with_an_order(timetable, tmp_path):
+    content = json.loads((tmp_path / "t.json").read_text())
+    content["problem"]["allow"] = ["fused"]
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    assert "not_allowed" in call("simulate", timetable, code=1).stderr
+    content["problem"]["allow"] = ["fused", "split"]
+    content["ranks"][0].reverse()
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    assert "precedence" in call("simulate", timetable, code=1).stderr
+
+
 def test_simulate_does_not_write_what_does_not_fit(timetable, tmp_path):
     call("simulate", timetable, "--memory", "1", "-o", str(tmp_path / "s.json"), code=1)
     assert not (tmp_path / "s.json").exists()

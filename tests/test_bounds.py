@@ -348,6 +348,32 @@ def test_the_makespan_adds_what_comes_before_and_after():
     assert makespan["head-tail"] == head + 6 * (2 + 3) + tail
 
 
+@pytest.mark.parametrize("block", range(3))
+def test_a_bound_of_the_period_bounds_the_makespan(block):
+    rng = random.Random(f"objectives {block}")
+    for _ in range(40):
+        problem = tiny_problem(rng, rng.choice((None, 4, 9)), sizes=((2, 4), (3, 5), (4, 6)))
+        period = values(replace(problem, objective="period"))
+        makespan = values(replace(problem, objective="makespan"))
+        assert all(value <= makespan[name] for name, value in period.items())
+
+
+def test_work_that_fusing_does_away_with_leaves_a_bound_of_zero():
+    problem = equal_stages(2, 3, 0, 0, 5, backward_ns=0)
+    assert [(bound.name, bound.value_ns) for bound in lower_bounds(problem)] == [("load", 0)]
+
+
+def test_too_large_for_all_ranks_still_counts_the_most_promising(monkeypatch):
+    problem = instance_problem("paper-1.5B-p8-m24", "0.5x")
+    full = values(problem)
+    monkeypatch.setattr("zbsolve.bounds.MAX_EFFORT", 300)
+    some = values(problem)
+    assert max(some["two-phase"], some["memory-time"]) < some["counting"] <= full["counting"]
+    assert values(replace(problem, objective="makespan"))["counting"] >= some["counting"]
+    monkeypatch.setattr("zbsolve.bounds.MAX_EFFORT", 10)
+    assert "counting" not in values(problem)
+
+
 def test_numbers_near_the_largest_do_not_overflow():
     small = equal_stages(2, 3, 5, 7, 3, "1x", activation_bytes=2, backward_weight_bytes=1)
     factor = 2**55

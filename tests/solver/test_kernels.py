@@ -11,7 +11,7 @@ from zbsolve.solver.pool import fits
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_light_timing_agrees_with_the_timer(data):
     problem = data.draw(problems())
     order = random_order(problem, data.draw(st.integers(0, 999)))
@@ -37,7 +37,7 @@ def test_ranks_that_push_each_other_on_in_turn_do_not_do_so_for_ever():
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_memory_of_a_sequence_agrees_with_the_peaks(data):
     problem = data.draw(problems(limits=True))
     order = random_order(problem, data.draw(st.integers(0, 999)))

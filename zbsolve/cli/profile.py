@@ -48,7 +48,7 @@ def measure(
 
     The function takes no arguments and returns (stages, sample, loss_fn): the modules from input to
     loss, (inputs, target) of one microbatch, and loss_fn(output, target). The current directory is
-    searched for MODULE.
+    searched for MODULE, which may also be a path such as models/gpt.py.
     """
     from zbsolve.files import profile_bytes
 

@@ -30,8 +30,8 @@ _CREW_STEPS = 20_000
 _CPSAT_NODES = 3_000
 """Beyond this many operations CP-SAT does not get through its preparations."""
 
-_CPSAT_S = 4.0
-"""The same for a share of time."""
+_CPSAT_S, _CPSAT_STEPS = 4.0, 4_000
+"""In a share below this it does not either."""
 
 
 class Improver:
@@ -128,7 +128,8 @@ class Improver:
         """Hand the best order to CP-SAT, in a process of its own."""
         entry = self.pool.entries[0]
         steps = budget.steps_left
-        if len(entry.sequence) > _CPSAT_NODES or (steps is None and budget.seconds_left < _CPSAT_S):
+        short = budget.seconds_left < _CPSAT_S if steps is None else steps < _CPSAT_STEPS
+        if short or len(entry.sequence) > _CPSAT_NODES:
             return
         task = Prove(
             arrays=entry.arrays,

@@ -43,7 +43,7 @@ def main(csv: str) -> None:
         optimizer.zero_grad()
         losses: list[torch.Tensor] = []
         options = {"target": target, "losses": losses} if last else {}
-        schedule.step(*((inputs,) if first else ()), **options, return_outputs=False)  # (4) one iteration
+        schedule.step(*((inputs,) if first else ()), **options)  # (4) one iteration
         optimizer.step()
         if last:
             print(f"step {step}: loss {torch.stack(losses).mean().item():.4f}", flush=True)

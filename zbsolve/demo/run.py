@@ -82,7 +82,7 @@ class _Size:
     steps_a_block: int
 
 
-_FULL = _Size(model={"width": 128, "length": 64, "sequences": 8}, repeats=12, solve_s=8.0, blocks=2, steps_a_block=3)
+_FULL = _Size(model={"width": 256, "length": 64, "sequences": 4}, repeats=10, solve_s=8.0, blocks=2, steps_a_block=3)
 _QUICK = _Size(model={"width": 64, "length": 32, "sequences": 2}, repeats=3, solve_s=2.0, blocks=1, steps_a_block=2)
 
 

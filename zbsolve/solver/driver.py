@@ -31,11 +31,14 @@ from zbsolve.timetable import Order, Timetable
 
 __all__ = ["solve"]
 
-_PORTFOLIO, _SHORT, _CPSAT = 0.12, 0.4, 0.35
+_PORTFOLIO, _SHORT, _CPSAT = 0.12, 0.4, 0.25
 """Parts of what is left that random list schedules, short annealing starts and CP-SAT may take."""
 
 _MOST_RANDOM = 3_000
 """Random list schedules under a work limit; more add little."""
+
+_FUSING_NODES = 2_000_000
+"""Operations timed while the answer is fused at the end, about a second's worth."""
 
 _ROUND_S, _ROUND_STEPS = 6.0, 60_000
 """What one round of long annealing runs takes."""
@@ -62,7 +65,7 @@ def solve(
         Wall time in seconds.
     work_limit
         A limit in search steps: evaluated schedules and annealing moves, and CP-SAT's own
-        deterministic time at 4000 steps a unit. With it the same seed and workers give the same
+        deterministic time at 10 000 steps a unit. With it the same seed and workers give the same
         order on any machine, provided that the time limit is not reached.
     gap
         Stop as soon as value / bound - 1 is at most this.
@@ -173,7 +176,8 @@ def _fuse_best(pool: Pool, node_sets: NodeSets, budget: Budget, count: int) -> N
 def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int) -> Solution:
     """Time the best order exactly, fused wherever that costs nothing."""
     assert incumbent.order is not None
-    _, order = fuse(problem, incumbent.order, Budget(time.perf_counter() + 2.0, None))
+    trials = max(20, _FUSING_NODES // sum(map(len, incumbent.order.rows)))
+    _, order = fuse(problem, incumbent.order, Budget(math.inf, trials))
     timetable = simulate(problem, order)
     value = timetable.period_ns if problem.objective == "period" else timetable.makespan_ns
     bound = incumbent.bound

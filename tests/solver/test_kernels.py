@@ -2,6 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import problems, random_order
+from tests.test_simulate import pushing_in_turn
 from zbsolve.metrics import peak_bytes
 from zbsolve.opgraph import OpGraph
 from zbsolve.simulate import Timer
@@ -26,6 +27,13 @@ def test_light_timing_agrees_with_the_timer(data):
     guess = data.draw(st.lists(st.integers(0, 50), min_size=arrays.ranks, max_size=arrays.ranks))
     assert period(arrays, sequence, guess)[0] == value
     assert period(arrays, sequence, release)[0] == value
+
+
+def test_ranks_that_push_each_other_on_in_turn_do_not_do_so_for_ever():
+    graph, rows = pushing_in_turn()
+    arrays = Arrays.of(graph)
+    sequence = sequence_of(arrays, [row.tolist() for row in rows])
+    assert period(arrays, sequence)[0] == Timer(graph, rows).period().value_ns
 
 
 @given(st.data())

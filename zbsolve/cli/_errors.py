@@ -13,20 +13,24 @@ import click
 from zbsolve.cli._text import inert, one_line
 from zbsolve.errors import InvalidTimetable, ZbsolveError
 
-__all__ = ["closed_pipe_is_quiet", "report"]
+__all__ = ["endings_of_a_verb", "report"]
 
 FAILED, USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
 
 @contextlib.contextmanager
-def closed_pipe_is_quiet() -> Iterator[None]:
-    """End without a word where the reader of our output has gone, as `| head` does."""
+def endings_of_a_verb() -> Iterator[None]:
+    """End without a word where the reader of our output has gone, as `| head` does, and in one line on Ctrl-C."""
     try:
         yield
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
     except BrokenPipeError:
         # what is still buffered would be flushed, and fail, once more when the interpreter ends
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         raise click.exceptions.Exit(CLOSED_PIPE) from None
+    except KeyboardInterrupt as error:
+        raise click.exceptions.Exit(report(error)) from None
 
 
 def report(error: BaseException) -> int:
@@ -56,7 +60,7 @@ def _told(error: BaseException) -> tuple[str, int]:
         case click.ClickException():
             return f"error: {one_line(error.format_message())}", error.exit_code
         case KeyboardInterrupt() | click.Abort():
-            return "interrupted, and there was nothing to keep", INTERRUPTED
+            return "interrupted", INTERRUPTED
         case MemoryError():
             return "error: not enough memory; try fewer microbatches or stages", FAILED
         case OSError():

@@ -50,11 +50,8 @@ class VerbGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb, and notice here whether anyone still reads what it printed."""
-        with _errors.closed_pipe_is_quiet():
-            result = super().invoke(ctx)
-            if sys.stdout is not None:  # closed by whoever started us
-                sys.stdout.flush()
-        return result
+        with _errors.endings_of_a_verb():
+            return super().invoke(ctx)
 
     def main(  # type: ignore[override]
         self,

@@ -147,16 +147,25 @@ def problem_options(*, required: bool = True) -> Callable[[Verb], Verb]:
 
     def decorate(verb: Verb) -> Verb:
         @click.option(
-            "-m", "--microbatches", type=click.IntRange(min=1), required=required, help="Microbatches an iteration."
+            "-m",
+            "--microbatches",
+            metavar="M",
+            type=click.IntRange(min=1),
+            required=required,
+            help="Microbatches an iteration.",
         )
-        @click.option("--ranks", type=click.IntRange(min=1), help="Pipeline ranks; default stages / chunks.")
+        @click.option(
+            "--ranks", metavar="N", type=click.IntRange(min=1), help="Pipeline ranks; default stages / chunks."
+        )
         @click.option(
             "--placement",
             metavar="NAME|LIST",
             callback=_check_placement,
             help=f"{', '.join(_NAMES)}, or the rank of every stage such as 0,1,1,0.",
         )
-        @click.option("--chunks", type=click.IntRange(min=1), help="Stages a rank; default stages / ranks.")
+        @click.option(
+            "--chunks", metavar="K", type=click.IntRange(min=1), help="Stages a rank; default stages / ranks."
+        )
         @memory_option
         @click.option(
             "--objective",
@@ -205,12 +214,27 @@ def search_options(verb: Verb) -> Verb:
     )
     @click.option("--work-limit", type=click.IntRange(min=1), metavar="STEPS", help="Stop after so many search steps.")
     @click.option(
-        "--gap", type=float, default=0.0, show_default=True, callback=_finite, help="Stop at value / bound - 1 = GAP."
+        "--gap",
+        metavar="GAP",
+        type=float,
+        default=0.0,
+        show_default=True,
+        callback=_finite,
+        help="Stop at value / bound - 1 = GAP.",
     )
     @click.option("--require-optimal", is_flag=True, help="Exit with 5 unless the timetable is proven optimal.")
     @click.option("--start", metavar="T.json", type=click.Path(path_type=str), help="Start from this timetable.")
-    @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of random choices.")
-    @click.option("--workers", type=click.IntRange(1, 1024), help="Parallel workers; default what there is.")
+    @click.option(
+        "--seed",
+        metavar="N",
+        type=click.IntRange(0, 2**31 - 1),
+        default=0,
+        show_default=True,
+        help="Of random choices.",
+    )
+    @click.option(
+        "--workers", metavar="N", type=click.IntRange(1, 1024), help="Parallel workers; default what there is."
+    )
     @functools.wraps(verb)
     def wrapped(
         *args: Any,

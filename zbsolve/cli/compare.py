@@ -100,7 +100,7 @@ def _on_profile(path: str, asked: Asked, search: Search, output: str | None, out
     if solution is None:
         bound = _bound(problem)
     else:
-        judge(solution.timetable, must_fit=True)
+        judge(solution.timetable, must_fit=True, claimed_ns=solution.value_ns)
         bound = Bound(solution.lower_bound_ns, solution.bound)
         published["solved"] = solution.metrics
         if output is not None:
@@ -168,8 +168,18 @@ def _tell(rows: list[Row], about: dict[str, object], out: Output) -> None:
             "yes" if row.fits else "no",
             "-" if row.gap is None else f"{row.gap:.2%}",
         )
-    out.show(made)
-    for formula in dict.fromkeys(row.metrics.bubble_formula for row in rows):
-        out.say(f"bubble = {formula}")
-    for bound in dict.fromkeys(row.bound for row in rows if row.bound):
-        out.say(f"gap = value / bound - 1, bound {bound.value_ns} ns by {bound.name}")
+    formulas = dict.fromkeys(row.metrics.bubble_formula for row in rows)
+    bounds = dict.fromkeys(row.bound for row in rows if row.bound)
+    out.show(
+        made,
+        *(f"bubble = {formula}" for formula in formulas),
+        "gap = value / bound - 1",
+        *(_about_bound(bound, rows) for bound in bounds),
+    )
+
+
+def _about_bound(bound: Bound, rows: list[Row]) -> str:
+    """Which bound, and whose, where there are several."""
+    of = [row.schedule for row in rows if row.bound == bound]
+    whose = "" if len(of) == len(rows) else f" of {', '.join(of)}"
+    return inert(f"bound{whose} = {bound.value_ns} ns by {bound.name}")

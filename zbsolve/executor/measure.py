@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -49,6 +50,7 @@ def measure_profile(
     warmup: int = 3,
     device: str | torch.device | None = None,
     threads: int | None = 1,
+    clock: Literal["wall", "processor"] = "wall",
     optimizer_copies: int = 2,
     name: str = "",
 ) -> Profile:
@@ -69,6 +71,10 @@ def measure_profile(
         Where to measure; the stages are moved there. Default: where they are.
     threads
         Threads of each operation on the CPU, as many as each rank will have; None for torch's own choice.
+    clock
+        On the CPU: ``"wall"``, or ``"processor"`` for the time that the processor worked for this process.
+        The latter leaves out other programs on a busy machine, and whatever a stage waits for; it
+        needs one thread.
     optimizer_copies
         Tensors of the parameters' size that the optimizer keeps; 2 for Adam.
     name
@@ -94,6 +100,11 @@ def measure_profile(
     whole_amount(optimizer_copies, "optimizer_copies", error=InvalidInput)
     if threads is not None and whole_amount(threads, "threads", error=InvalidInput) < 1:
         raise InvalidInput("threads must be at least 1")
+    if clock not in ("wall", "processor"):
+        raise InvalidInput(f"the clock is 'wall' or 'processor', got {clock!r}")
+    if clock == "processor" and threads != 1:
+        raise InvalidInput("processor time adds up over threads, so measuring by it needs threads=1")
+    processor = clock == "processor"
     where = _device(device, modules, inputs)
     for module in modules:
         module.to(where)
@@ -103,8 +114,8 @@ def measure_profile(
     with _quiet(modules, where, threads):
         used_threads = torch.get_num_threads()
         stages_met = list(zip(works, borders(works, entering), strict=True))
-        laps, waiting = _time(stages_met, clock_of(where), repeats, warmup)
-        held, warnings = [], [_busy(waiting)] if where.type == "cpu" else []
+        laps, waiting = _time(stages_met, clock_of(where, processor=processor), repeats, warmup)
+        held, warnings = [], [_busy(waiting)] if where.type == "cpu" and not processor else []
         for work, border in stages_met:
             with users_code(f"stage {work.number} failed"):
                 warnings.append(_left_out_by_split(work, border))
@@ -125,7 +136,9 @@ def measure_profile(
     ]
     on_cpu = where.type == "cpu"
     notes = [
-        f"{used_threads} thread{'s' * (used_threads > 1)} for each operation" if on_cpu else "timed by CUDA events",
+        f"{clock} time, {used_threads} thread{'s' * (used_threads > 1)} for each operation"
+        if on_cpu
+        else "CUDA events",
         "torch's split backward, where B of stage 0 does nothing and its W runs the whole backward",
         "bytes held: saved tensors, inputs and outputs, storages once; workspace not measured"
         if on_cpu

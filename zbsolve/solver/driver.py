@@ -1,7 +1,8 @@
 """The way a problem is solved: bounds first, then cheap orders, then better ones, until proof or time stops it.
 
     bounds -> plain list schedules -> published schedules -> random list schedules -> fusing
-           -> annealing from many -> CP-SAT -> annealing from the best -> fusing -> exact times
+           -> a smaller problem, stretched -> annealing from many -> CP-SAT -> annealing from the best
+           -> fusing -> exact times
 
 Every arrow asks first whether value and bound have met.
 """
@@ -27,12 +28,14 @@ from zbsolve.solver.incumbent import Incumbent, Progress, relative_gap
 from zbsolve.solver.node_sets import NodeSets
 from zbsolve.solver.pool import Pool
 from zbsolve.solver.portfolio import add_baselines, add_plain, add_random
+from zbsolve.solver.smaller import add_stretched, worth_shrinking
+from zbsolve.solver.stretching import stretch
 from zbsolve.timetable import Order, Timetable
 
 __all__ = ["solve"]
 
-_PORTFOLIO, _SHORT, _CPSAT = 0.12, 0.4, 0.25
-"""Parts of what is left that random list schedules, short annealing starts and CP-SAT may take."""
+_PORTFOLIO, _SMALLER, _SHORT, _CPSAT = 0.12, 0.12, 0.4, 0.25
+"""Parts of what is left that random list schedules, the smaller problem, short annealing starts and CP-SAT may take."""
 
 _MOST_RANDOM = 3_000
 """Random list schedules under a work limit; more add little."""
@@ -77,7 +80,8 @@ def solve(
     workers
         Processes, and threads of CP-SAT; default as many as there are CPUs for this process.
     start
-        An order to begin with, of this problem or of another with the same operations.
+        An order to begin with: of this problem, or of one with other costs, limits or number of
+        microbatches. It is left out if it exceeds the memory limit or cannot be stretched.
     on_progress
         Called whenever the best order or the bound improves.
 
@@ -147,7 +151,7 @@ def _search(
 ) -> None:
     pool, node_sets = Pool(problem, incumbent), NodeSets(problem)
     if start is not None:
-        pool.add_order(start.order if isinstance(start, Timetable) else start, "the given start")
+        _add_start(pool, start.order if isinstance(start, Timetable) else start)
     improver = Improver(pool, node_sets, seed=seed, workers=workers, gap=gap)
     rng = random.Random(seed)
     steps: tuple[Callable[[], None], ...] = (
@@ -155,6 +159,7 @@ def _search(
         lambda: add_baselines(pool, budget.part(0.5)),
         lambda: add_random(pool, node_sets, budget.part(_PORTFOLIO, most_steps=_MOST_RANDOM), rng),
         lambda: _fuse_best(pool, node_sets, budget.part(0.1), 5),
+        lambda: _stretch(pool, budget, seed, workers),
         lambda: improver.short_starts(budget.part(_SHORT)),
         lambda: improver.cpsat(budget.part(_CPSAT)),
         lambda: improver.long_runs(budget.part(0.95), _rounds(budget)),
@@ -163,6 +168,19 @@ def _search(
     for step in steps:
         if not incumbent.done and not (budget.over and incumbent.order is not None):
             step()
+
+
+def _add_start(pool: Pool, order: Order) -> None:
+    """Take a given order in, stretched if it has another number of microbatches."""
+    present = 1 + max((op.microbatch or 0 for row in order.rows for op in row), default=0)
+    stretched = order if present == pool.problem.microbatches else stretch(order, pool.problem.microbatches)
+    if stretched is not None:
+        pool.add_order(stretched, "the given start")
+
+
+def _stretch(pool: Pool, budget: Budget, seed: int, workers: int) -> None:
+    if worth_shrinking(pool.problem):
+        add_stretched(pool, budget.part(_SMALLER), seed=seed, workers=workers)
 
 
 def _rounds(budget: Budget) -> int:

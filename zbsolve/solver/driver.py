@@ -23,7 +23,7 @@ from zbsolve.solution import Solution
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.fusing import fuse
 from zbsolve.solver.improvement import Improver
-from zbsolve.solver.incumbent import Incumbent, Progress
+from zbsolve.solver.incumbent import Incumbent, Progress, relative_gap
 from zbsolve.solver.node_sets import NodeSets
 from zbsolve.solver.pool import Pool
 from zbsolve.solver.portfolio import add_baselines, add_plain, add_random
@@ -172,7 +172,7 @@ def _rounds(budget: Budget) -> int:
 
 def _fuse_best(pool: Pool, node_sets: NodeSets, budget: Budget, count: int) -> None:
     """Fuse the best orders where that may gain time."""
-    if node_sets.cheap:
+    if node_sets.matters:
         for entry in list(pool.entries[:count]):
             _, order = fuse(pool.problem, entry.order, budget)
             pool.add_order(order, f"{entry.method}, fused")
@@ -193,7 +193,7 @@ def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int)
         value_ns=value,
         lower_bound_ns=bound.value_ns,
         bound=bound.name,
-        gap=value / bound.value_ns - 1,
+        gap=relative_gap(value, bound.value_ns),
         seconds=time.perf_counter() - started,
         seed=seed,
         method=incumbent.method,

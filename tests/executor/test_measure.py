@@ -200,8 +200,19 @@ def test_a_stage_that_returns_a_view_is_told_what_to_do():
         def forward(self, x):
             return x.t()
 
-    with pytest.raises(InvalidInput, match=r"stage 1 returns a view.*\.clone\(\)"):
+    with pytest.raises(InvalidInput, match=r"split backward of stage 1 failed: it returns a view.*\.clone\(\)"):
         measured([nn.Linear(3, 3), Transposes(), nn.Linear(3, 3)], torch.randn(3, 3))
+
+
+def test_a_stage_that_changes_its_input_is_told_what_to_do():
+    with pytest.raises(InvalidInput, match=r"forward of stage 1 failed: it changes its input in place.*inplace=False"):
+        measured([nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3)], torch.randn(3, 3))
+
+
+def test_the_first_stage_may_change_its_input_since_it_gets_a_copy():
+    inputs = torch.tensor([[-1.0, 2.0]])
+    measured([nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 2)), nn.Linear(2, 2)], inputs)
+    assert inputs.tolist() == [[-1.0, 2.0]]
 
 
 def test_a_failing_model_is_reported_with_its_own_words_and_place():

@@ -31,7 +31,7 @@ from zbsolve.executor.clock import Clock, clock_of
 from zbsolve.executor.held import held_bytes, storage_bytes
 from zbsolve.executor.link import measure_link
 from zbsolve.executor.stagework import StageWork, Tensors, tensors_of
-from zbsolve.executor.target import LossFn, Sample, check_target, load_target, root_cause, users_code
+from zbsolve.executor.target import LossFn, Sample, check_target, load_target, users_code
 from zbsolve.profile import Profile, ProfileSource, StageCost, StageSpread
 from zbsolve.units import whole_amount
 
@@ -188,7 +188,7 @@ def _busy(waiting: float) -> str:
 def _one_round(work: StageWork, border: Border, clock: Clock) -> dict[str, list[int]]:
     """F B W, then F and the fused backward, on fresh inputs."""
     marks = []
-    with users_code(f"split backward of stage {work.number} failed"), _hint_for_views(work.number):
+    with users_code(f"split backward of stage {work.number} failed"):
         leaves = border.leaves()
         clock.settle()
         marks.append(clock.mark())
@@ -264,19 +264,6 @@ def _quiet(modules: Sequence[torch.nn.Module], device: torch.device, threads: in
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-
-
-@contextmanager
-def _hint_for_views(stage: int) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if "detach views in-place" in str(root_cause(error)):
-            raise InvalidInput(
-                f"stage {stage} returns a view, and torch cannot split the backward of such a stage; "
-                "return output.clone() from it"
-            ) from error
-        raise
 
 
 def _forget_gradients(module: torch.nn.Module) -> None:

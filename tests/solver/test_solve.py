@@ -218,3 +218,13 @@ def test_importing_the_solver_loads_nothing_heavy():
     code = f"import sys, zbsolve.solver; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_the_smallest_limits_are_enough_on_any_placement(data):
+    problem = data.draw(problems(placement=placements(), most_microbatches=4))
+    allow = data.draw(st.sampled_from([{"split"}, {"fused"}, {"split", "fused"}]))
+    problem = dataclasses.replace(problem, allow=frozenset(allow))
+    problem = dataclasses.replace(problem, memory_limit=smallest_limits(problem))
+    assert not violations(problem, quick(problem, work_limit=1).timetable)

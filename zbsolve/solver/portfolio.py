@@ -146,7 +146,7 @@ def add_baselines(pool: Pool, budget: Budget) -> None:
     for method, order in _published(pool, budget):
         budget.spend(1)
         pool.add_order(order, method)
-        if pool.incumbent.done or budget.over:
+        if pool.incumbent.done or (budget.over and pool.incumbent.order is not None):
             return
 
 

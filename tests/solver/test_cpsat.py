@@ -83,7 +83,7 @@ def test_rounded_times_give_a_valid_bound():
 
 @pytest.mark.parametrize("isolated", [False, True])
 def test_runs_as_a_task_here_and_elsewhere(isolated):
-    problem = unequal(microbatches=3, memory_limit="0.7x")
+    problem = unequal(microbatches=2, memory_limit="0.7x")
     arrays, sequence = first_order(problem)
     task = Prove(
         arrays=arrays,

@@ -22,7 +22,7 @@ from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
 from zbsolve.solution import Solution
 from zbsolve.solver.budget import Budget
-from zbsolve.solver.fusing import fuse
+from zbsolve.solver.fusing import Fuser, fuse
 from zbsolve.solver.improvement import Improver
 from zbsolve.solver.incumbent import Incumbent, Progress, relative_gap
 from zbsolve.solver.node_sets import NodeSets
@@ -153,17 +153,25 @@ def _search(
     if start is not None:
         _add_start(pool, start.order if isinstance(start, Timetable) else start)
     improver = Improver(pool, node_sets, seed=seed, workers=workers, gap=gap)
-    rng = random.Random(seed)
+    rng, fuser = random.Random(seed), Fuser(pool)
+
+    def fuse_best(count: int) -> None:
+        if node_sets.matters:
+            fuser.best(count, budget.part(0.1))
+
     steps: tuple[Callable[[], None], ...] = (
         lambda: add_plain(pool, node_sets, budget.part(0.5)),
         lambda: add_baselines(pool, budget.part(0.5)),
         lambda: add_random(pool, node_sets, budget.part(_PORTFOLIO, most_steps=_MOST_RANDOM), rng),
-        lambda: _fuse_best(pool, node_sets, budget.part(0.1), 5),
+        lambda: fuse_best(100),
         lambda: _stretch(pool, budget, seed, workers),
         lambda: improver.short_starts(budget.part(_SHORT)),
+        lambda: fuse_best(30),
         lambda: improver.cpsat(budget.part(_CPSAT)),
+        lambda: improver.long_runs(budget.part(0.5), _rounds(budget)),
+        lambda: fuse_best(10),
         lambda: improver.long_runs(budget.part(0.95), _rounds(budget)),
-        lambda: _fuse_best(pool, node_sets, budget.part(1.0), 1),
+        lambda: fuse_best(10),
     )
     for step in steps:
         if not incumbent.done and not (budget.over and incumbent.order is not None):
@@ -185,15 +193,7 @@ def _stretch(pool: Pool, budget: Budget, seed: int, workers: int) -> None:
 
 def _rounds(budget: Budget) -> int:
     left = budget.steps_left
-    return max(1, int(budget.seconds_left / _ROUND_S) if left is None else left // _ROUND_STEPS)
-
-
-def _fuse_best(pool: Pool, node_sets: NodeSets, budget: Budget, count: int) -> None:
-    """Fuse the best orders where that may gain time."""
-    if node_sets.matters:
-        for entry in list(pool.entries[:count]):
-            _, order = fuse(pool.problem, entry.order, budget)
-            pool.add_order(order, f"{entry.method}, fused")
+    return max(1, int(budget.seconds_left / 2 / _ROUND_S) if left is None else left // 2 // _ROUND_STEPS)
 
 
 def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int) -> Solution:

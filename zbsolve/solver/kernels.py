@@ -1,7 +1,7 @@
 """Timing of an order given as a sequence: every node after what it needs, rows implied by ranks.
 
-These functions touch nothing but lists of integers, so that a compiler can take them as they are.
-They agree with `zbsolve.simulate.Timer`, which explains the period; they only are lighter.
+They agree with `zbsolve.simulate.Timer`, which explains the period; they only are lighter: a sequence
+needs no row links, since a rank is free when its last operation so far has ended.
 """
 
 from __future__ import annotations

@@ -32,14 +32,12 @@ INVERTIBLE = {
     "adamw": functools.partial(AdamW, weight_decay=0.1, foreach=True),
     "adamw-fused": functools.partial(AdamW, weight_decay=0.5, maximize=True, fused=True),
 }
-# in these a float16 step of Adam may lose its squares, which is why it is refused
-DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(sorted(INVERTIBLE)),
-    dtype=st.sampled_from([*DTYPES, torch.float16]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.float16]),
     rate=st.sampled_from([1e-4, 0.01, 0.9]),
     sizes=st.lists(st.sampled_from([0.0, 1e-12, 1e-3, 1.0, 30.0]), min_size=1, max_size=5),
     weight=st.sampled_from([0.0, 1e-6, 1.0, 100.0]),
@@ -47,6 +45,12 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 )
 def test_every_element_comes_back_within_the_bound(name, dtype, rate, sizes, weight, seed):
     if dtype is torch.float16 and name.startswith("adam"):
+        return
+    if (
+        dtype in (torch.float16, torch.bfloat16)
+        and INVERTIBLE[name].func is SGD
+        and "fused" in INVERTIBLE[name].keywords
+    ):
         return
     generator = torch.Generator().manual_seed(seed)
 
@@ -186,6 +190,12 @@ def test_float16_adam_hooks_complex_numbers_and_replicas_are_refused():
     own = parameters(0)
     with pytest.raises(InvalidInput, match="would drift apart"):
         PostValidatedOptimizer(SGD(own), check_overflow=True, undo="inverse", replicas={own[0]: True})
+
+
+def test_fused_16_bit_sgd_on_the_cpu_is_refused():
+    """It updates only some of the elements, so its equations do not hold."""
+    with pytest.raises(InvalidInput, match="leaves out most 16-bit elements"):
+        InverseUndo(SGD(parameters(0, torch.bfloat16), fused=True), {})
 
 
 def test_large_tensors_are_solved_in_slices(monkeypatch):

@@ -36,6 +36,9 @@ def reason(group: Mapping[str, Any]) -> str | None:
         return "lr x weight_decay is so near to 1 that the step forgets the old weights"
     if 0 < abs(float(group["momentum"])) < _SMALLEST_DIVISOR:
         return "a momentum below 0.5 forgets its buffer"
+    narrow = any(p.device.type == "cpu" and p.dtype in (torch.float16, torch.bfloat16) for p in group["params"])
+    if group["fused"] and narrow:
+        return "torch's fused SGD leaves out most 16-bit elements on the CPU (pytorch issue 191763)"
     return None
 
 

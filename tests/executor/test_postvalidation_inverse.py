@@ -137,7 +137,7 @@ def test_a_snapshot_steps_in_where_the_numbers_are_too_large_to_come_back():
     parameter.grad = torch.full((3,), 1e30)
     stepper.step_begin()
     assert stepper.held_bytes().parameters == 12
-    step, _, squares, wide, bad = channels[1].receive(0)
+    step, _, squares, wide, _ = channels[1].receive(0)
     channels[1].send(0, (step, 1.0, squares, wide, 1.0))
     assert stepper.validate().undone
     assert torch.equal(parameter.detach(), torch.ones(3))

@@ -21,6 +21,7 @@ from zbsolve.executor.optimizer import (
     queue_channels,
     stale_stages,
     synchronous_step,
+    validation_points,
     wrong_ranks,
 )
 from zbsolve.executor.optimizer.verdict import Rule, clip_coefficient
@@ -40,8 +41,11 @@ class ToyPipeline:
         self.ranks = len(positions)
         self.stages = [[s for s, r in enumerate(route) if r == rank] for rank in range(self.ranks)]
         self.rows = [[(s, j) for s in own for j in range(microbatches)] for own in self.stages]
-        # a rank can hear the full state once those behind it in the chain have: that many forwards later
-        self.validate_at = [min(self.ranks - 1 - positions[r], microbatches) for r in range(self.ranks)]
+        self.validate_at = validation_points(
+            self.rows,
+            [self.ranks - 1 - position for position in positions],
+            lambda forward: (forward[0] - 1, forward[1]) if forward[0] else None,
+        )
         self.reruns = 0
 
     def weights(self):
@@ -78,7 +82,7 @@ class ToyPipeline:
 
     def post_validated(self, *, obey=True):
         weights = self.weights()
-        channels = queue_channels(self.ranks, timeout_s=20)
+        channels = queue_channels(self.ranks, timeout_s=5)
         borders = [queue.SimpleQueue() for _ in self.route]
         reruns = [0] * self.ranks
 
@@ -96,7 +100,7 @@ class ToyPipeline:
 
                 def forward(s, j, inputs=inputs, outputs=outputs, iteration=iteration):
                     if (s, j) not in inputs:
-                        inputs[s, j] = self.data(iteration, j) if s == 0 else borders[s].get(timeout=20)
+                        inputs[s, j] = self.data(iteration, j) if s == 0 else borders[s].get(timeout=5)
                     outputs[s, j] = self.forward(weights[s], inputs[s, j], j)
                     if s + 1 < len(self.route):
                         borders[s + 1].put(outputs[s, j])
@@ -108,7 +112,7 @@ class ToyPipeline:
                             sent = sum(t == s - 1 for t, _ in self.rows[sender][: self.validate_at[sender]])
                             had = sum(t == s for t, _ in row[:here])
                             for _ in range(sent - had):
-                                borders[s].get(timeout=20)
+                                borders[s].get(timeout=5)
                             for key in [key for key in inputs if key[0] == s]:
                                 del inputs[key]
                     for s, j in row[:here]:
@@ -240,6 +244,18 @@ def test_wrong_ranks_of_each_kind():
     assert not wrong_ranks(dataclasses.replace(full, first_bad=0), Verdict.CLIPPED, 1)
 
 
+def test_validation_points_are_closed_and_fill_the_time():
+    def needs(forward):
+        return (forward[0] - 1, forward[1]) if forward[0] else None
+
+    rows = [[(s, j) for j in range(4)] for s in range(4)]
+    assert validation_points(rows, [3, 2, 1, 0], needs) == (3, 2, 1, 0)
+    assert validation_points(rows, [9, 9, 9, 9], needs) == (4, 4, 4, 4)
+    # rank 0 hears it first here, so the others cannot run ahead of what it runs
+    assert validation_points(rows, [0, 1, 2, 3], needs) == (0, 0, 0, 0)
+    assert validation_points(rows, [1, 3, 0, 2], needs) == (1, 1, 0, 0)
+
+
 def test_stale_stages_begin_at_the_first_wrong_rank_of_a_route():
     assert list(stale_stages([0, 1, 2, 2, 1, 0], range(2, 3))) == [2, 3, 4, 5]
     assert list(stale_stages([2, 1, 0], range(1))) == [2]
@@ -320,7 +336,7 @@ def pending_stepper(**options):
 def test_a_step_that_waits_is_neither_saved_nor_overtaken():
     stepper, _ = pending_stepper()
     assert stepper.pending
-    with pytest.raises(RunError, match="step 0 waits for its validation, so state_dict .* flush"):
+    with pytest.raises(RunError, match=r"step 0 waits for its validation, so state_dict .* flush"):
         stepper.state_dict()
     with pytest.raises(RunError, match="load_state_dict"):
         stepper.load_state_dict({})
@@ -330,7 +346,7 @@ def test_a_step_that_waits_is_neither_saved_nor_overtaken():
 
 def test_a_silent_neighbour_is_named():
     stepper, _ = pending_stepper()
-    with pytest.raises(RunError, match="rank 0 waited 0.05 s for the full gradient state of rank 1"):
+    with pytest.raises(RunError, match=r"rank 0 waited 0.05 s for the full gradient state of rank 1"):
         stepper.validate()
     second = PostValidatedOptimizer(
         SGD(parameters(0)), rank=1, ranks=2, channel=queue_channels(2, timeout_s=0.05)[1], check_overflow=True
@@ -355,7 +371,7 @@ def test_an_optimizer_that_writes_into_kept_gradients_is_caught():
     )
     for p in own:
         p.grad = torch.zeros_like(p)
-    with pytest.raises(RunError, match="wrote into its gradients.*keep_gradients='copy'"):
+    with pytest.raises(RunError, match=r"wrote into its gradients.*keep_gradients='copy'"):
         stepper.step_begin()
 
 

@@ -57,28 +57,27 @@ What the runtime must do
 1. Call `step_begin` once this rank's last weight gradient of the iteration (and the reduction over
    replicas, if any) is done. It consumes the gradients: ``.grad`` is None afterwards, and the tensors
    may be kept by reference until validation, so their memory is not to be written again before.
-2. Call `validate` at a fixed place in the row of the next iteration: before its first backward,
-   after as many forwards as fill the time until the full state can be there; on the last rank at
-   once. The row orders, the data dependences and "validate of rank r+1 before validate of rank r"
-   together must have no cycle: what rank r+1 runs before its validate may only need forwards that
-   rank r runs before its own. On a linear placement with ``ranks`` positions, rank r after
-   ``ranks - 1 - r`` forwards is right and costs no waiting where forwards are equal.
-3. If `Validation.rerun` is true, which every rank sees in the same step without a further message,
-   run again every forward of the new iteration that ran before validation on a stale stage
-   (`stale_stages`: from the first stage of its route that lies on one of `Validation.wrong_ranks`).
-   Where positions follow the stages, rank 0 is among the wrong ones, so that is every forward run
-   so far: *the new iteration starts over*. Until it has validated, no rank can know; hence
-   - what was saved for backward by those forwards is dropped,
-   - activations that they sent have arrived or will: the receiver takes and throws away exactly as
-     many messages as the sender's row sends before its validate (both know the rows), then
-     receives the new ones, so channels stay in step,
-   - a rank that has already used such an activation before its own validate drops that forward too,
-     by the same rule, as it lies downstream,
-   - random states (dropout) and buffers changed by a forward (batch statistics) are set back to
-     where they were before the forward ran first.
-   Forwards before the first wrong stage keep: their weights and inputs were right.
-   If `rerun` is false nothing happened, whatever the verdict: also when a step was skipped and no
-   rank had stepped.
+2. Call `validate` at a fixed place in the row of the next iteration: before its first backward, and
+   after as many forwards as fill the time until the full state can be there. The places together
+   must be closed: what a rank runs before its validation needs only forwards that other ranks run
+   before theirs (`validation_points` finds them). Then no two ranks wait for each other. On a linear
+   placement with positions in the order of stages, ``ranks - 1 - rank`` forwards each is closed,
+   and costs no waiting where forwards take equally long.
+3. If `Validation.rerun` is true, which every rank sees for the same step without a further message,
+   each rank does the following at its validation, with *stale* as `stale_stages` of the route says
+   (from the first stage that lies on one of `Validation.wrong_ranks`; with positions in the order of
+   stages that is every stage, as rank 0 is wrong then: the new iteration starts over).
+   - Drop what the forwards of stale stages saved for backward. Set random states (dropout) and
+     buffers that forwards change (batch statistics) back to where they were before them.
+   - Where the stage before is stale too, drop the inputs that came from it, and take and throw away
+     those still to come: the sender's row says how many it sends before its validation, the own row
+     how many were taken. Inputs that came from a stage that is not stale are right and are kept.
+   - Run the forwards of stale stages that stand before the validation again, in row order, and send
+     their outputs again. Channels are in step afterwards.
+   A rank knows nothing of a wrong step before its validation and needs to know nothing: whatever it
+   sent is void by the same rule at the receiver.
+   If `rerun` is false nothing runs again, whatever the verdict: also when the step was skipped and
+   no rank had taken it.
 4. Loss scale: multiply the loss by `loss_scale` as it is after `validate`.
 5. Before a checkpoint, an evaluation or the end, call `flush` on every rank.
 6. Learning-rate schedulers may step any time after `step_begin`: a repair uses the settings of its
@@ -101,7 +100,8 @@ from zbsolve.executor.optimizer.inverse import UndoError
 from zbsolve.executor.optimizer.lossscale import LossScale
 from zbsolve.executor.optimizer.postvalidated import PostValidatedOptimizer, Validation
 from zbsolve.executor.optimizer.repair import synchronous_step
-from zbsolve.executor.optimizer.verdict import State, Verdict, stale_stages, wrong_ranks
+from zbsolve.executor.optimizer.verdict import State, Verdict, wrong_ranks
+from zbsolve.executor.optimizer.warmup import stale_stages, validation_points
 
 __all__ = [
     "Channel",
@@ -116,5 +116,6 @@ __all__ = [
     "queue_channels",
     "stale_stages",
     "synchronous_step",
+    "validation_points",
     "wrong_ranks",
 ]

@@ -29,7 +29,7 @@ import torch
 
 from zbsolve.errors import InvalidInput
 
-__all__ = ["Rule", "State", "Verdict", "Words", "clip_coefficient", "stale_stages", "total_norm", "wrong_ranks"]
+__all__ = ["Rule", "State", "Verdict", "Words", "clip_coefficient", "total_norm", "wrong_ranks"]
 
 Words = tuple[float, ...]
 """A state as five float64 numbers, which hold it exactly."""
@@ -181,20 +181,3 @@ def wrong_ranks(full: State, verdict: Verdict, ranks: int) -> range:
     if verdict is Verdict.CLIPPED:
         return range(last)
     return range(bad) if verdict is Verdict.SKIPPED else range(bad, last)
-
-
-def stale_stages(route: Sequence[int], wrong: Sequence[int]) -> range:
-    """Stages whose forwards, run before validation, must run again along one route.
-
-    A forward is stale if its own weights were wrong or its input came from a stale forward: all
-    stages from the first that lies on a wrong rank.
-
-    Parameters
-    ----------
-    route
-        Position of the rank of each stage.
-    wrong
-        `Validation.wrong_ranks`.
-    """
-    first = next((stage for stage, rank in enumerate(route) if rank in wrong), len(route))
-    return range(first, len(route))

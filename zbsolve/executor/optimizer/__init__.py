@@ -88,6 +88,11 @@ Memory. Between `step_begin` and `validate`, `held_bytes` reports: STEPPED holds
 gradients if clipping is on (a skip needs none); with inverse arithmetic the gradients alone; HELD
 the gradients; the others nothing. Where nothing is checked there are no messages and nothing is held.
 
+Groups of devices. Where a rank is a group (tensor or data parallelism), each device has a chain of its
+own with its peers of the other ranks. Gradients that are DTensors count once as a whole, whatever
+their placements; for other sharded gradients `within_rank` adds the group's parts. Plain gradients
+are the same on all devices of a group and need nothing.
+
 Limits. An optimizer that draws random numbers inside its step draws again in a repair, and step
 hooks run again. The host waits once a step for this rank's own device, to read its sum of squares.
 """

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from zbsolve.executor.optimizer.gradients import parameters_of
+from zbsolve.executor.optimizer.gradients import local, parameters_of
 from zbsolve.executor.optimizer.settings import Settings
 
 __all__ = ["Snapshot", "own_attributes"]
@@ -60,7 +60,7 @@ class Snapshot:
     def restore(self) -> None:
         """Put everything back as it was."""
         for kept in self._tensors.values():
-            kept.original.copy_(kept.copy, non_blocking=True)
+            local(kept.original).copy_(kept.copy, non_blocking=True)
         for optimizer, settings in self._inner:
             settings.put_back(optimizer)
         for optimizer, state, attributes in self._optimizers:
@@ -131,12 +131,13 @@ class _Kept:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, device: torch.device | None) -> _Kept:
-        nbytes = tensor.numel() * tensor.element_size()
-        if device is None or device.type == tensor.device.type:
-            return cls(tensor, tensor.detach().clone(), nbytes, moved=False)
-        pinned = torch.empty_like(tensor, device=device, pin_memory=tensor.is_cuda and device.type == "cpu")
+        here = local(tensor.detach())
+        nbytes = here.numel() * here.element_size()
+        if device is None or device.type == here.device.type:
+            return cls(tensor, here.clone(), nbytes, moved=False)
+        pinned = torch.empty_like(here, device=device, pin_memory=here.is_cuda and device.type == "cpu")
         # the copy runs on the stream of the step that follows it, so it reads the old values
-        return cls(tensor, pinned.copy_(tensor.detach(), non_blocking=True), nbytes, moved=True)
+        return cls(tensor, pinned.copy_(here, non_blocking=True), nbytes, moved=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class WritesGroups(torch.optim.Optimizer):
     """Keeps running values in its groups and counts in an attribute, as learning-rate-free methods do."""
 
     def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr, "distance": 1.0, "sum": torch.zeros(())})
+        super().__init__(params, {"lr": lr, "distance": 1.0, "sum": torch.zeros(()), "past": []})
         self.calls = 0
         self.history = []
         self.average = None
@@ -34,6 +34,7 @@ class WritesGroups(torch.optim.Optimizer):
         self.calls += 1
         for group in self.param_groups:
             group["distance"] = group["distance"] * 1.1
+            group["past"].append(torch.full((2,), group["distance"]))
             for p in group["params"]:
                 if p.grad is None:
                     continue
@@ -89,3 +90,26 @@ class Wraps(torch.optim.Optimizer):
 
     def state_dict(self):
         return {**super().state_dict(), "own": (self.inner.state_dict(), self.slow)}
+
+
+class MasterWeights(torch.optim.Optimizer):
+    """Steps on float32 copies that an inner optimizer holds, and rounds them into the parameters."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+        masters = [torch.nn.Parameter(p.detach().float()) for p in self.param_groups[0]["params"]]
+        self.inner = torch.optim.AdamW(masters, lr=lr)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        pairs = list(zip(self.param_groups[0]["params"], self.inner.param_groups[0]["params"], strict=True))
+        for p, master in pairs:
+            master.grad = None if p.grad is None else p.grad.float()
+        self.inner.param_groups[0]["lr"] = self.param_groups[0]["lr"]
+        self.inner.step()
+        for p, master in pairs:
+            p.copy_(master)
+
+    def state_dict(self):
+        masters = [p.detach() for p in self.inner.param_groups[0]["params"]]
+        return {**super().state_dict(), "own": (self.inner.state_dict(), masters)}

@@ -49,6 +49,8 @@ class Snapshot:
             self._keep(parameter)
         self.parameter_bytes = sum(kept.nbytes for kept in self._tensors.values())
         self._visit(optimizer)
+        # the copies run on the stream of the step that follows them, so they read the old values
+        self._copy(back=False)
         self.state_bytes = sum(kept.nbytes for kept in self._tensors.values()) - self.parameter_bytes
 
     @property
@@ -59,8 +61,7 @@ class Snapshot:
     @torch.no_grad()
     def restore(self) -> None:
         """Put everything back as it was."""
-        for kept in self._tensors.values():
-            local(kept.original).copy_(kept.copy, non_blocking=True)
+        self._copy(back=True)
         for optimizer, settings in self._inner:
             settings.put_back(optimizer)
         for optimizer, state, attributes in self._optimizers:
@@ -73,6 +74,20 @@ class Snapshot:
             for name in [n for n in own_attributes(optimizer) if n not in attributes]:
                 delattr(optimizer, name)
 
+    def _copy(self, *, back: bool) -> None:
+        """All tensors at once, one launch a device and dtype where nothing moves between devices."""
+        together: dict[tuple[torch.device, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for kept in self._tensors.values():
+            target, source = (kept.here, kept.copy) if back else (kept.copy, kept.here)
+            if kept.moved:
+                target.copy_(source, non_blocking=True)
+            else:
+                targets, sources = together.setdefault((target.device, target.dtype), ([], []))
+                targets.append(target)
+                sources.append(source)
+        for targets, sources in together.values():
+            torch._foreach_copy_(targets, sources)
+
     def _visit(self, optimizer: torch.optim.Optimizer) -> None:
         if any(optimizer is seen for seen, _, _ in self._optimizers):
             return
@@ -81,6 +96,8 @@ class Snapshot:
         if self._optimizers:
             # the outer one's settings are its user's, too, and are put back with more care
             self._inner.append((optimizer, Settings(optimizer)))
+            for parameter in parameters_of(optimizer):
+                self._keep(parameter)
         self._optimizers.append((optimizer, state, attributes))
         for key, value in optimizer.state.items():
             state[key] = self._saved(value)
@@ -125,19 +142,21 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class _Kept:
     original: torch.Tensor
+    here: torch.Tensor  # the part of it that lies on this rank
     copy: torch.Tensor
-    nbytes: int
     moved: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.here.numel() * self.here.element_size()
 
     @classmethod
     def of(cls, tensor: torch.Tensor, device: torch.device | None) -> _Kept:
         here = local(tensor.detach())
-        nbytes = here.numel() * here.element_size()
         if device is None or device.type == here.device.type:
-            return cls(tensor, here.clone(), nbytes, moved=False)
-        pinned = torch.empty_like(here, device=device, pin_memory=here.is_cuda and device.type == "cpu")
-        # the copy runs on the stream of the step that follows it, so it reads the old values
-        return cls(tensor, pinned.copy_(here, non_blocking=True), nbytes, moved=True)
+            return cls(tensor, here, torch.empty_like(here), moved=False)
+        pin = here.is_cuda and device.type == "cpu"
+        return cls(tensor, here, torch.empty_like(here, device=device, pin_memory=pin), moved=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +183,7 @@ class _Same:
 
 def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Attributes that an optimizer from outside `torch.optim` may use as state."""
-    if type(optimizer).__module__.partition(".")[:1] == ("torch",):
+    if type(optimizer).__module__.startswith("torch.optim"):
         return {}
     return {name: value for name, value in vars(optimizer).items() if name not in _BASE and _is_state(value)}
 

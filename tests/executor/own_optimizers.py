@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 
 
@@ -48,6 +50,46 @@ class WritesGroups(torch.optim.Optimizer):
 
     def state_dict(self):
         return {**super().state_dict(), "own": (self.calls, list(self.history), self.average)}
+
+
+class Memory:
+    """An object with tensors inside, as preconditioners are."""
+
+    def __init__(self, like):
+        self.sum = torch.zeros_like(like)
+        self.count = 0
+
+    def __repr__(self):
+        return f"{self.count} {self.sum.tolist()}"
+
+    def __eq__(self, other):
+        return repr(self) == repr(other)
+
+    def __hash__(self):
+        return id(self)
+
+
+class KeepsObjects(torch.optim.Optimizer):
+    """State in objects of its own making, a queue of the latest sizes in an attribute."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+        self.latest = deque(maxlen=2)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                memory = self.state[p].setdefault("memory", Memory(p))
+                memory.sum.add_(p.grad)
+                memory.count += 1
+                self.latest.append(float(p.grad.abs().sum()))
+                p.add_(memory.sum, alpha=-group["lr"] * sum(self.latest) / memory.count)
+
+    def state_dict(self):
+        return {**super().state_dict(), "own": list(self.latest)}
 
 
 class ReplacesState(torch.optim.Optimizer):

@@ -49,8 +49,13 @@ nothing until the full state is there and then run the rule on the same gradient
 rank. (4) STEPPED and *skipped*: a snapshot puts back the bits of before. (5) STEPPED and *clipped*:
 a snapshot puts back the bits of before, settings of the groups are those of the step (`Settings`),
 the gradients are the same, so clip and step give the rule's bits. With inverse arithmetic (4) and
-(5) hold up to the bound that is reported. Gradients of the next step are the rule's if no backward
-uses a stale forward, which is the runtime's part:
+(5) hold up to rounding: what is put back is within the bound that is reported. Gradients of the
+next step are the rule's if no backward uses a stale forward, which is the runtime's part below.
+
+What waits. A prefix may have to wait for the rank before. In the order of stages this costs nothing:
+the next iteration's first forward of a rank needs that of the rank before, which steps first. Where
+several ranks begin with data of their own (bidirectional placements), let positions follow the
+planned ends of the last weight gradients.
 
 What the runtime must do
 ------------------------
@@ -103,8 +108,9 @@ from zbsolve.executor.optimizer.channel import Channel, QueueChannel, queue_chan
 from zbsolve.executor.optimizer.held import HeldBytes
 from zbsolve.executor.optimizer.inverse import UndoError
 from zbsolve.executor.optimizer.lossscale import LossScale
-from zbsolve.executor.optimizer.postvalidated import PostValidatedOptimizer, Validation
+from zbsolve.executor.optimizer.postvalidated import PostValidatedOptimizer
 from zbsolve.executor.optimizer.repair import synchronous_step
+from zbsolve.executor.optimizer.validation import Validation
 from zbsolve.executor.optimizer.verdict import State, Verdict, wrong_ranks
 from zbsolve.executor.optimizer.warmup import stale_stages, validation_points
 

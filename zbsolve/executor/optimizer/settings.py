@@ -79,7 +79,9 @@ def _same(a: Any, b: Any) -> bool:
         both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
         # NaN is the same as NaN: taking it for the user's change would bring back what an undo removed
         alike = both and a.shape == b.shape and a.dtype == b.dtype
-        return alike and bool(torch.isclose(a, b, rtol=0.0, atol=0.0, equal_nan=True).all())
+        if not alike or not (a.is_floating_point() or a.is_complex()):
+            return alike and bool(torch.equal(a, b))
+        return bool(torch.isclose(a, b, rtol=0.0, atol=0.0, equal_nan=True).all())
     if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
         return True
     if type(a) in (list, tuple) and type(b) is type(a):

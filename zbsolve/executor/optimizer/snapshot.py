@@ -9,12 +9,15 @@
 Values are written back into the tensors that were there, so views, flat buffers and compiled code
 that look at them stay valid. Lazily created state is removed again, counters that are plain
 numbers are set back. Optimizers from outside `torch.optim` may keep more in attributes (numbers,
-tensors, an inner optimizer): these are copied too.
+tensors, containers of them, an inner optimizer): these are copied too; attributes of any other kind
+are taken for tools and left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +46,7 @@ class Snapshot:
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device | None = None) -> None:
         self._device = device
         self._tensors: dict[int, _Kept] = {}
+        self._deep_bytes = 0
         self._optimizers: list[tuple[torch.optim.Optimizer, dict[Any, Any], dict[str, Any]]] = []
         self._inner: list[tuple[torch.optim.Optimizer, Settings]] = []
         for parameter in parameters_of(optimizer):
@@ -51,7 +55,8 @@ class Snapshot:
         self._visit(optimizer)
         # the copies run on the stream of the step that follows them, so they read the old values
         self._copy(back=False)
-        self.state_bytes = sum(kept.nbytes for kept in self._tensors.values()) - self.parameter_bytes
+        tensor_bytes = sum(kept.nbytes for kept in self._tensors.values())
+        self.state_bytes = tensor_bytes + self._deep_bytes - self.parameter_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -115,7 +120,18 @@ class Snapshot:
             return _Tuple([self._saved(item) for item in value])
         if isinstance(value, torch.optim.Optimizer):
             self._visit(value)
-        return _Same(value)
+            return _Same(value)
+        if isinstance(value, _PLAIN):
+            return _Same(value)
+        return self._deep(value)
+
+    def _deep(self, value: Any) -> _Same:
+        """Anything else, as some optimizers keep in their state, is copied whole and put back as that copy."""
+        memo: dict[int, Any] = {}
+        copy = deepcopy(value, memo)
+        inside = [item for item in memo.values() if isinstance(item, torch.Tensor)]
+        self._deep_bytes += sum(item.numel() * item.element_size() for item in inside)
+        return _Same(copy)
 
     def _keep(self, tensor: torch.Tensor) -> _Kept:
         found = self._tensors.get(id(tensor))
@@ -189,13 +205,13 @@ def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _is_state(value: Any) -> bool:
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, dict | list | tuple | set | deque):
         return all(_is_state(item) for item in _items(value))
     return isinstance(value, (*_PLAIN, torch.Tensor, torch.optim.Optimizer))
 
 
-def _items(value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterator[Any]:
-    return iter(value.values() if isinstance(value, dict) else value)
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _base_attributes() -> frozenset[str]:

@@ -53,9 +53,10 @@ the gradients are the same, so clip and step give the rule's bits. With inverse 
 next step are the rule's if no backward uses a stale forward, which is the runtime's part below.
 
 What waits. A prefix may have to wait for the rank before. In the order of stages this costs nothing:
-the next iteration's first forward of a rank needs that of the rank before, which steps first. Where
-several ranks begin with data of their own (bidirectional placements), let positions follow the
-planned ends of the last weight gradients.
+the next iteration's first forward of a rank needs that of the rank before, which steps first. Nor
+does it in the order in which rows end. Where the first stage's rank ends last, as in 1F1B, that
+order runs against the stages: the full state is known there first and reaches every rank ahead of
+the first activation, so all validate before their first forward and nothing ever runs again.
 
 What the runtime must do
 ------------------------

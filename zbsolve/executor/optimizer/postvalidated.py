@@ -49,7 +49,8 @@ class PostValidatedOptimizer:
         Of this rank's parameters. Everything that reads or sets it (learning-rate schedulers, ...)
         keeps using it directly; only its `step` and `zero_grad` are called through this class.
     rank, ranks
-        Position in the chain along which states travel, and its length; the order of stages, as a rule.
+        Position in the chain along which states travel, and its length. The package's docstring says
+        which orders cost no waiting.
     channel
         To the positions before and after; not used where ``ranks`` is 1 or nothing is checked.
     max_grad_norm

@@ -38,9 +38,8 @@ class GradientsAside:
         self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __enter__(self) -> GradientsAside:
-        for parameter in self._parameters:
-            gradient = parameter.grad
-            self._before.append(gradient)
+        self._before = [parameter.grad for parameter in self._parameters]
+        for parameter, gradient in zip(self._parameters, self._before, strict=True):
             if gradient is not None:
                 parameter.grad = None
         return self
@@ -48,10 +47,12 @@ class GradientsAside:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for parameter, before in zip(self._parameters, self._before, strict=True):
+        # emptied again before any sum comes back, since a tied parameter stands here twice
+        for parameter in self._parameters:
             gradient = parameter.grad
             if gradient is not None:
                 self.found.append((parameter, gradient))
-                parameter.grad = before
-            elif before is not None:
+                parameter.grad = None
+        for parameter, before in zip(self._parameters, self._before, strict=True):
+            if before is not None:
                 parameter.grad = before

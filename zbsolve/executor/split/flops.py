@@ -21,7 +21,7 @@ from zbsolve.executor.split.queue import Entry
 
 __all__ = ["deferred_flops", "fallback_flops", "positions_of"]
 
-_COUNTS: dict[Callable[..., Any], Callable[[tuple[Any, ...]], int]] = {
+_COUNTS: dict[Callable[..., Any], Callable[..., int]] = {
     weigh_linear: linear_flops,
     weigh_embedding: embedding_flops,
     weigh_convolution: convolution_flops,
@@ -34,7 +34,7 @@ _COUNTS: dict[Callable[..., Any], Callable[[tuple[Any, ...]], int]] = {
 
 def deferred_flops(entries: Iterable[Entry]) -> int:
     """Floating-point operations that W will do for these entries; what B found needs none."""
-    return sum(_COUNTS[e.weigh](e.arguments) for e in entries if e.weigh in _COUNTS)
+    return sum(_COUNTS[w](parameters, *arguments) for w, arguments, parameters in entries if w in _COUNTS)
 
 
 def fallback_flops(parameter: torch.Tensor, positions: int) -> int:

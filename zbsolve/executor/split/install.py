@@ -14,7 +14,7 @@ two stages of one rank is served by the stage that runs.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import TracebackType
 
 import torch
@@ -54,7 +54,7 @@ class SplitForwards:
     def __init__(self, root: nn.Module, place: Place, keep_whole: Collection[str]) -> None:
         self._forwards: list[tuple[dict[str, object], Forward]] = []
         self.reasons: dict[int, str] = {}
-        self.parameters: list[dict[str, torch.Tensor | None]] = []
+        self.parameters: list[Mapping[str, torch.Tensor | None]] = []
         unknown = sorted(set(keep_whole) - {name for name, _ in root.named_modules()})
         if unknown:
             raise InvalidInput(f"keep_whole names {unknown[0]!r}, which is no submodule of the stage")

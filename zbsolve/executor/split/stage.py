@@ -28,11 +28,13 @@ from zbsolve.executor.split.flight import Flight
 from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positions_of
 from zbsolve.executor.split.held import HeldBytes, Watch, storages
 from zbsolve.executor.split.install import SplitForwards
-from zbsolve.executor.split.queue import WeightQueue
+from zbsolve.executor.split.queue import WeightQueue, kept_by
 from zbsolve.executor.split.report import Fallback, SplitReport
 
 __all__ = ["SplitStage"]
 
+
+_UNKNOWN_USE = "used outside a module that can be split, or by a call that cannot be"
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -276,8 +278,8 @@ class SplitStage:
         self._flights.clear()
 
     def _parameters(self) -> list[torch.Tensor]:
-        unique = {id(p): p for held in self._forwards.parameters for p in held.values() if p is not None}
-        return list(unique.values())
+        """Every parameter that is there now; a tied one as often as it is tied."""
+        return [p for held in self._forwards.parameters for p in held.values() if p is not None]
 
     def held_bytes(self) -> HeldBytes:
         """What the microbatches in flight keep alive; parameters, buffers and ``.grad`` are not among it."""
@@ -288,8 +290,8 @@ class SplitStage:
         sizes = []
         for tensors in (
             (x for f in flights for x in f.inputs or () if isinstance(x, torch.Tensor)),
-            (t for e in entries if not e.is_found for t in e.tensors()),
-            (t for e in entries if e.is_found for t in e.tensors()),
+            kept_by(entries, found=False),
+            kept_by(entries, found=True),
         ):
             new = {key: size for key, size in storages(tensors).items() if key not in known}
             known |= new
@@ -311,7 +313,9 @@ class SplitStage:
         fallback = tuple(
             Fallback(
                 name=names.get(key, "(replaced since)"),
-                reason=self._forwards.reasons.get(key, "used outside a module that can be split, or by a call that cannot be"),
+                reason=self._forwards.reasons.get(
+                    key, "used outside a module that can be split, or by a call that cannot be"
+                ),
                 flops=fallback_flops(parameter, self._positions),
             )
             for key, parameter in self._fallback.items()

@@ -34,8 +34,8 @@ class HeldBytes:
         What the stage was called with, until B.
     queued
         What W needs: inputs and output gradients of split modules.
-    found
-        Gradients that B had to compute, until W.
+    ready
+        Gradients that B has computed (norms, fallback), until W adds them.
     saved
         All else that was made by the stage and still lives: what autograd saved for B, and outputs
         that someone still holds. None where the stage is not watched.
@@ -43,13 +43,13 @@ class HeldBytes:
 
     inputs: int
     queued: int
-    found: int
+    ready: int
     saved: int | None
 
     @property
     def total(self) -> int:
         """All categories together."""
-        return self.inputs + self.queued + self.found + (self.saved or 0)
+        return self.inputs + self.queued + self.ready + (self.saved or 0)
 
 
 class Watch(TorchDispatchMode):

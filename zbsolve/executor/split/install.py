@@ -15,28 +15,39 @@ two stages of one rank is served by the stage that runs.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from types import TracebackType
 
 import torch
 from torch import nn
 
 from zbsolve.errors import InvalidInput, RunError
-from zbsolve.executor.split.modules import KINDS, Forward, Place, kind_of
+from zbsolve.executor.split.modules import KINDS, Forward, kind_of
+from zbsolve.executor.split.queue import WeightQueue
 
 __all__ = ["SplitForwards"]
 
 
+class _Place:
+    """The queue of the microbatch under way, and the ticket into autograd."""
+
+    __slots__ = ("norms_wait", "queue", "ticket")
+
+    def __init__(self, norms_wait: bool) -> None:
+        self.norms_wait = norms_wait
+        self.queue: WeightQueue | None = None
+        self.ticket = torch.zeros((), requires_grad=True)
+
+
 class SplitForwards:
-    """Context in which the modules of a stage that can be split have split forwards.
+    """The split forwards of a stage's modules, to put in and to take out.
 
     Parameters
     ----------
     root
         The stage's module.
-    place
-        Where the split forwards look for the queue.
     keep_whole
         Names of submodules to leave as they are, with all below them.
+    norms_wait
+        Whether norms leave their gradients to W.
 
     Attributes
     ----------
@@ -51,7 +62,8 @@ class SplitForwards:
         If `keep_whole` names what is not there.
     """
 
-    def __init__(self, root: nn.Module, place: Place, keep_whole: Collection[str]) -> None:
+    def __init__(self, root: nn.Module, keep_whole: Collection[str], norms_wait: bool) -> None:
+        self._place = _Place(norms_wait)
         self._forwards: list[tuple[dict[str, object], Forward]] = []
         self.reasons: dict[int, str] = {}
         self.parameters: list[Mapping[str, torch.Tensor | None]] = []
@@ -59,11 +71,9 @@ class SplitForwards:
         if unknown:
             raise InvalidInput(f"keep_whole names {unknown[0]!r}, which is no submodule of the stage")
         seen: set[int] = set()
-        self._visit(root, "", None, place, frozenset(keep_whole), seen)
+        self._visit(root, "", None, frozenset(keep_whole), seen)
 
-    def _visit(
-        self, module: nn.Module, name: str, why: str | None, place: Place, keep: Collection[str], seen: set[int]
-    ) -> None:
+    def _visit(self, module: nn.Module, name: str, why: str | None, keep: Collection[str], seen: set[int]) -> None:
         if id(module) in seen:
             return
         seen.add(id(module))
@@ -75,7 +85,7 @@ class SplitForwards:
             why = "inside torch.compile"
         kind = kind_of(module)
         if why is None and kind is not None:
-            self._forwards.append((module.__dict__, KINDS[kind](module, module.forward, place)))
+            self._forwards.append((module.__dict__, KINDS[kind](module, module.forward, self._place)))
         self.parameters.append(module._parameters)
         for key, parameter in module._parameters.items():
             if parameter is not None and (why is not None or kind is None):
@@ -83,28 +93,31 @@ class SplitForwards:
                 self.reasons.setdefault(id(parameter), why or unknown)
         for key, child in module._modules.items():
             if child is not None:
-                self._visit(child, f"{name}.{key}" if name else key, why, place, keep, seen)
+                self._visit(child, f"{name}.{key}" if name else key, why, keep, seen)
 
-    def __enter__(self) -> SplitForwards:
-        for attributes, forward in self._forwards:
+    def put_in(self, queue: WeightQueue) -> None:
+        """Give every module its split forward, to serve the microbatch of this queue.
+
+        Raises
+        ------
+        RunError
+            If a module has another forward of its own already; none is then changed.
+        """
+        for i, (attributes, forward) in enumerate(self._forwards):
             if "forward" in attributes:
-                self._remove(forward)
+                for earlier, _ in self._forwards[:i]:
+                    del earlier["forward"]
                 raise RunError(
                     "a module of this stage has another forward than when the stage was prepared: it is being run by "
                     "another stage at the same time (give each rank its own modules), or was changed (prepare again)"
                 )
             attributes["forward"] = forward
-        return self
+        self._place.queue = queue
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._remove(None)
-
-    def _remove(self, until: Forward | None) -> None:
-        for attributes, forward in self._forwards:
-            if forward is until:
-                return
+    def take_out(self) -> None:
+        """Give every module its own forward back."""
+        self._place.queue = None
+        for attributes, _ in self._forwards:
             attributes.pop("forward", None)
 
     def __len__(self) -> int:

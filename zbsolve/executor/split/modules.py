@@ -53,6 +53,7 @@ class Place(Protocol):
 
     queue: WeightQueue | None
     ticket: torch.Tensor
+    norms_wait: bool
 
 
 def may_split(x: torch.Tensor, first: torch.Tensor | None, second: torch.Tensor | None = None) -> bool:
@@ -69,7 +70,9 @@ def may_split(x: torch.Tensor, first: torch.Tensor | None, second: torch.Tensor 
 
 def apply(function: Any, x: torch.Tensor, place: Place, call: object) -> torch.Tensor:
     """Put x through a split function; without the ticket if x has a backward already."""
-    y: torch.Tensor = function.apply(x, None if x.requires_grad else place.ticket, call)
+    # past Function.apply, which asks about functorch what `may_split` has asked, at a quarter of the cost
+    bare = super(torch.autograd.Function, function).apply
+    y: torch.Tensor = bare(x, None if x.requires_grad else place.ticket, call)
     return y
 
 
@@ -186,7 +189,7 @@ def layer_norm(module: nn.LayerNorm, own: Forward, place: Place) -> Forward:
         x = raised(input, "layer_norm", scale, bias)
         if x is None:
             return own(input)
-        call = LayerNormCall(scale, bias, queue, module.normalized_shape, module.eps)
+        call = LayerNormCall(scale, bias, queue, module.normalized_shape, module.eps, place.norms_wait)
         return apply(LayerNormSplit, x, place, call)
 
     return forward
@@ -211,7 +214,9 @@ def group_norm(module: nn.GroupNorm, own: Forward, place: Place) -> Forward:
             return own(input)
         if not x.is_contiguous() and (x.device.type != "cpu" or not is_channels_last(x)):
             x = x.contiguous()
-        return apply(GroupNormSplit, x, place, GroupNormCall(scale, bias, queue, module.num_groups, module.eps))
+        return apply(
+            GroupNormSplit, x, place, GroupNormCall(scale, bias, queue, module.num_groups, module.eps, place.norms_wait)
+        )
 
     return forward
 
@@ -237,10 +242,10 @@ def rms_norm(module: nn.RMSNorm, own: Forward, place: Place) -> Forward:
             return own(x)
         shape, eps = module.normalized_shape, module.eps
         if ready.device.type == "cuda":
-            return apply(RMSNormSplit, ready, place, RMSNormCall(scale, queue, shape, eps))
+            return apply(RMSNormSplit, ready, place, RMSNormCall(scale, queue, shape, eps, place.norms_wait))
         if ready.device.type == "cpu" and ready.dtype in {torch.float32, torch.float64}:
             normed = functional.rms_norm(ready, shape, None, eps)
-            return apply(ScaleSplit, normed, place, ScaleCall(scale, queue))
+            return apply(ScaleSplit, normed, place, ScaleCall(scale, queue, place.norms_wait))
         return own(x)
 
     return forward

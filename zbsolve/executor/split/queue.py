@@ -26,7 +26,7 @@ import torch
 from zbsolve.errors import RunError
 from zbsolve.executor.split.accumulate import accumulate
 
-__all__ = ["Entry", "Gradients", "WeightQueue", "kept_by"]
+__all__ = ["Entry", "Gradients", "WeightQueue", "as_computed", "as_found", "kept_by"]
 
 Gradients: TypeAlias = "tuple[torch.Tensor | None, ...]"
 
@@ -37,15 +37,22 @@ Entry: TypeAlias = "tuple[Callable[..., Gradients], tuple[Any, ...], tuple[torch
 """
 
 
+def as_computed(
+    _parameters: tuple[torch.Tensor | None, ...], _flops: int, *gradients: torch.Tensor | None
+) -> Gradients:
+    """Give gradients that B computed by its own choice, with so many operations."""
+    return gradients
+
+
 def as_found(_parameters: tuple[torch.Tensor], gradient: torch.Tensor) -> Gradients:
-    """Give a gradient that B had to compute."""
+    """Give a gradient that autograd computed in B, since it could not be kept from it."""
     return (gradient,)
 
 
-def kept_by(entries: Iterable[Entry], *, found: bool) -> Iterator[torch.Tensor]:
-    """The tensors that entries keep alive: those that B had to compute, or all others."""
+def kept_by(entries: Iterable[Entry], *, ready: bool) -> Iterator[torch.Tensor]:
+    """The tensors that entries keep alive: gradients ready to be added, or what they will be computed from."""
     for weigh, arguments, _ in entries:
-        if (weigh is as_found) is found:
+        if (weigh is as_found or weigh is as_computed) is ready:
             yield from (a for a in arguments if isinstance(a, torch.Tensor))
 
 
@@ -78,7 +85,7 @@ class WeightQueue:
         self.entries.append(entry)
 
     def add_found(self, found: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Take gradients that B had to compute, each after its parameter."""
+        """Take gradients that B had to compute, each with its parameter."""
         self.entries.extend((as_found, (gradient,), (parameter,)) for parameter, gradient in found)
 
     def run(self) -> None:

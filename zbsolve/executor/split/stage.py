@@ -15,8 +15,8 @@ walked, and none is retained: after B only the queue is left, after W nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch import nn
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.aside import GradientsAside
 from zbsolve.executor.split.flight import Flight
-from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positions_of
+from zbsolve.executor.split.flops import computed_flops, deferred_flops, fallback_flops, positions_of
 from zbsolve.executor.split.held import HeldBytes, Watch, storages
 from zbsolve.executor.split.install import SplitForwards
 from zbsolve.executor.split.queue import WeightQueue, kept_by
@@ -50,16 +50,6 @@ def _plain_precision() -> AbstractContextManager[Any]:
     return stack
 
 
-class _Place:
-    """The queue of the microbatch under way on this stage, and the ticket into autograd."""
-
-    __slots__ = ("queue", "ticket")
-
-    def __init__(self) -> None:
-        self.queue: WeightQueue | None = None
-        self.ticket = torch.zeros((), requires_grad=True)
-
-
 class SplitStage:
     """A module prepared for F, B and W.
 
@@ -71,6 +61,9 @@ class SplitStage:
         For messages.
     keep_whole
         Names of submodules that are not to be split.
+    norms_wait
+        Whether norms leave the gradients of scale and bias to W, too. By default B computes them, because to keep
+        a norm's input and output gradient for W takes far more memory, and reading them again more time.
     watch
         Whether to note all that lives, for `held_bytes`; slows the stage down.
 
@@ -86,14 +79,20 @@ class SplitStage:
     """
 
     def __init__(
-        self, module: nn.Module, *, name: str = "stage", keep_whole: Collection[str] = (), watch: bool = False
+        self,
+        module: nn.Module,
+        *,
+        name: str = "stage",
+        keep_whole: Collection[str] = (),
+        norms_wait: bool = False,
+        watch: bool = False,
     ) -> None:
         self.module = module
         self.name = name
-        self._place = _Place()
-        self._forwards = SplitForwards(module, self._place, keep_whole)
+        self._forwards = SplitForwards(module, keep_whole, norms_wait)
         self._flights: dict[Hashable, Flight] = {}
         self._deferred_flops: int | None = None
+        self._norm_flops = 0
         self._positions = 1
         self._watch = Watch() if watch else None
         self._fallback: dict[int, torch.Tensor] = {}
@@ -140,10 +139,16 @@ class SplitStage:
         self._positions = positions_of(inputs)
         queue = WeightQueue() if split else None
         flight = Flight(leaves, queue)
-        with torch.enable_grad(), self._running(queue):
-            result = self.module(*leaves)
-            if finish is not None:
-                result = finish(result)
+        if queue is not None:
+            self._forwards.put_in(queue)
+        try:
+            with torch.enable_grad(), self._watched():
+                result = self.module(*leaves)
+                if finish is not None:
+                    result = finish(result)
+        finally:
+            if queue is not None:
+                self._forwards.take_out()
         outputs = result if isinstance(result, tuple | list) else (result,)
         for output in outputs:
             if output is not None and not isinstance(output, torch.Tensor):
@@ -168,20 +173,8 @@ class SplitStage:
             leaves.append(value.detach().requires_grad_(wanted))
         return leaves
 
-    @contextmanager
-    def _running(self, queue: WeightQueue | None) -> Iterator[None]:
-        """Split forwards in place, and `queue` where they find it."""
-        watch = self._watch if self._watch is not None else _NOTHING
-        if queue is None:
-            with watch:
-                yield
-            return
-        with self._forwards, watch:
-            self._place.queue = queue
-            try:
-                yield
-            finally:
-                self._place.queue = None
+    def _watched(self) -> AbstractContextManager[Any]:
+        return _NOTHING if self._watch is None else self._watch
 
     # ---- B and W
 
@@ -210,13 +203,16 @@ class SplitStage:
             raise RunError(f"{self.name}: backward_input of {key!r}, whose forward was run with split=False")
         edges, starts = flight.start(grad_outputs)
         aside = GradientsAside(self._parameters())
-        with _plain_precision(), self._running(queue), aside:
-            queue.is_open = True
-            try:
+        # checkpointed segments run their modules again
+        self._forwards.put_in(queue)
+        queue.is_open = True
+        try:
+            with aside, _plain_precision(), self._watched():
                 if edges:
                     torch.autograd.backward(edges, starts)
-            finally:
-                queue.is_open = False
+        finally:
+            queue.is_open = False
+            self._forwards.take_out()
         del edges
         queue.add_found(aside.found)
         flight.weights_wait = True
@@ -236,6 +232,7 @@ class SplitStage:
         assert queue is not None
         if self._deferred_flops is None:
             self._deferred_flops = deferred_flops(queue.entries)
+            self._norm_flops = computed_flops(queue.entries)
         with torch.no_grad(), _plain_precision():
             queue.run()
         del self._flights[key]
@@ -251,7 +248,7 @@ class SplitStage:
             self.backward_weight(key)
             return gradients
         edges, starts = flight.start(grad_outputs)
-        with _plain_precision(), self._running(None):
+        with _plain_precision(), self._watched():
             if edges:
                 torch.autograd.backward(edges, starts)
         del self._flights[key]
@@ -290,14 +287,14 @@ class SplitStage:
         sizes = []
         for tensors in (
             (x for f in flights for x in f.inputs or () if isinstance(x, torch.Tensor)),
-            kept_by(entries, found=False),
-            kept_by(entries, found=True),
+            kept_by(entries, ready=False),
+            kept_by(entries, ready=True),
         ):
             new = {key: size for key, size in storages(tensors).items() if key not in known}
             known |= new
             sizes.append(sum(new.values()))
         rest = None if self._watch is None else sum(n for key, n in self._watch.alive().items() if key not in known)
-        return HeldBytes(inputs=sizes[0], queued=sizes[1], found=sizes[2], saved=rest)
+        return HeldBytes(inputs=sizes[0], queued=sizes[1], ready=sizes[2], saved=rest)
 
     def report(self) -> SplitReport:
         """What is deferred and what is not, from the microbatches that have run.
@@ -320,4 +317,9 @@ class SplitStage:
             )
             for key, parameter in self._fallback.items()
         )
-        return SplitReport(stage=self.name, deferred_flops=self._deferred_flops, fallback=fallback)
+        return SplitReport(
+            stage=self.name,
+            deferred_flops=self._deferred_flops,
+            norm_flops=self._norm_flops,
+            fallback=fallback,
+        )

@@ -23,6 +23,9 @@ from zbsolve.executor.split.queue import Gradients, WeightQueue
 __all__ = ["LinearCall", "LinearSplit", "linear_flops", "lower", "weigh_linear"]
 
 
+_as_its_own = torch.ops.aten._unsafe_view.default
+
+
 class LinearCall(NamedTuple):
     """One call of a `Linear`, apart from its input."""
 
@@ -55,7 +58,9 @@ class LinearSplit(torch.autograd.Function):
         if dtype is not None:
             weight = lower(weight, dtype)
             bias = None if bias is None else lower(bias, dtype)
-        return functional.linear(x, weight, bias)
+        y = functional.linear(x, weight, bias)
+        # `linear` makes rows and views them; autograd lets nobody write into a view made in here, `relu_` say
+        return _as_its_own(y, y.shape) if y._is_view() else y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:

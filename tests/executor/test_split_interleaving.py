@@ -112,7 +112,13 @@ LEAVES = st.sampled_from(
 @st.composite
 def makers(draw):
     parts = draw(st.lists(LEAVES, min_size=1, max_size=4))
-    wraps = draw(st.lists(st.sampled_from(["", "", "residual", "again", "checkpoint", "sequence"]), min_size=len(parts), max_size=len(parts)))
+    wraps = draw(
+        st.lists(
+            st.sampled_from(["", "", "residual", "again", "checkpoint", "sequence"]),
+            min_size=len(parts),
+            max_size=len(parts),
+        )
+    )
 
     def make() -> nn.Module:
         layers: list[nn.Module] = []
@@ -202,7 +208,11 @@ def test_stages_in_threads_do_not_meet():
 def test_a_pipeline_of_stages_is_the_model():
     """Three stages hand outputs and gradients on; what they end with is what the whole model has."""
     torch.manual_seed(0)
-    parts = [nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 8)), nn.Linear(8, 8), nn.Sequential(nn.Tanh(), nn.Linear(8, 13))]
+    parts = [
+        nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 8)),
+        nn.Linear(8, 8),
+        nn.Sequential(nn.Tanh(), nn.Linear(8, 13)),
+    ]
     whole = nn.Sequential(*parts)
     twin = nn.Sequential(
         nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 8)), nn.Linear(8, 8), nn.Sequential(nn.Tanh(), nn.Linear(8, 13))
@@ -217,7 +227,9 @@ def test_a_pipeline_of_stages_is_the_model():
         value: torch.Tensor = data[k]
         for stage in stages[:2]:
             (value,) = stage.forward(k, value)
-        (mine,) = stages[2].forward(k, value, finish=lambda y, k=k: functional.cross_entropy(y.flatten(0, 1), targets[k]))
+        (mine,) = stages[2].forward(
+            k, value, finish=lambda y, k=k: functional.cross_entropy(y.flatten(0, 1), targets[k])
+        )
         assert torch.equal(mine.detach(), loss.detach())
     for k in range(3):
         gradient: torch.Tensor | None = None

@@ -68,7 +68,7 @@ EMBEDDINGS = {
 
 
 @pytest.mark.parametrize("wants", [False, True], ids=["data", "activations"])
-@pytest.mark.parametrize("make, draw", [*LINEAR.values(), *CONVOLUTIONS.values()], ids=[*LINEAR, *CONVOLUTIONS])
+@pytest.mark.parametrize(("make", "draw"), [*LINEAR.values(), *CONVOLUTIONS.values()], ids=[*LINEAR, *CONVOLUTIONS])
 def test_products_are_weighed_later(make, draw, wants):
     torch.manual_seed(1)
     stage = run_both(make, [[draw()] for _ in range(3)], [wants])
@@ -78,7 +78,7 @@ def test_products_are_weighed_later(make, draw, wants):
 
 @pytest.mark.parametrize("wants", [False, True], ids=["data", "activations"])
 @pytest.mark.parametrize("wait", [False, True], ids=["pieces", "wait"])
-@pytest.mark.parametrize("make, draw", NORMS.values(), ids=NORMS)
+@pytest.mark.parametrize(("make", "draw"), NORMS.values(), ids=NORMS)
 def test_norms_hand_over_pieces_or_wait(make, draw, wait, wants):
     torch.manual_seed(2)
     if not wants and not draw().is_contiguous() and isinstance(make(), nn.GroupNorm):
@@ -88,7 +88,7 @@ def test_norms_hand_over_pieces_or_wait(make, draw, wait, wants):
     assert (report.deferred_flops > 0, report.norm_flops > 0) == (wait, not wait)
 
 
-@pytest.mark.parametrize("make, draw", EMBEDDINGS.values(), ids=EMBEDDINGS)
+@pytest.mark.parametrize(("make", "draw"), EMBEDDINGS.values(), ids=EMBEDDINGS)
 def test_embeddings_are_weighed_later(make, draw):
     torch.manual_seed(3)
     assert run_both(make, [[draw()] for _ in range(3)], [False]).report().share == 1.0
@@ -109,7 +109,7 @@ def test_group_norm_with_channels_last_needs_no_input_gradient():
 
 
 @pytest.mark.parametrize(
-    "make, draw, why",
+    ("make", "draw", "why"),
     [
         (lambda: nn.Embedding(11, 5, max_norm=1.0), lambda: torch.randint(11, (4, 7)), "by a call"),
         (lambda: nn.Conv1d(6, 8, 4, padding="same"), lambda: R(4, 6, 20), "by a call"),

@@ -52,28 +52,31 @@ class HeldBytes:
         return self.inputs + self.queued + self.ready + (self.saved or 0)
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context that notes the storages of all that is computed in it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        # a view or a result written into what was given makes no storage
+        given = {a.untyped_storage()._cdata for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor):
                 storage = value.untyped_storage()
-                # a weak reference keeps the address from being used again
-                if storage._cdata not in self._seen:
-                    self._seen[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                key = storage._cdata
+                # a weak reference keeps the identity from being used again
+                if key not in given and key not in self._seen:
+                    self._seen[key] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
         return result
 
     def alive(self) -> dict[int, int]:
         """The bytes of each storage that is still there, by its identity."""
-        gone = [key for key, (reference, _) in self._seen.items() if reference.expired()]
+        gone = [key for key, (reference, _) in self._seen.items() if reference.expired()]  # type: ignore[no-untyped-call]
         for key in gone:
             del self._seen[key]
         return {key: size for key, (_, size) in self._seen.items()}

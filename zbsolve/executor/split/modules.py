@@ -92,7 +92,7 @@ def raises_precision(kind: str, device: str, dtype: torch.dtype) -> bool:
     with torch.no_grad(), torch.autocast(device, dtype):
         if kind == "group_norm":
             return functional.group_norm(probe, 1).dtype is torch.float32
-        return getattr(functional, kind)(probe, (2,)).dtype is torch.float32  # type: ignore[no-any-return]
+        return getattr(functional, kind)(probe, (2,)).dtype is torch.float32
 
 
 def linear(module: nn.Linear, own: Forward, place: Place) -> Forward:

@@ -51,6 +51,7 @@ __all__ = [
 Affine = tuple["torch.Tensor | None", "torch.Tensor | None"]
 
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
+_group_norm = torch.ops.aten.native_group_norm.default
 _group_norm_backward = torch.ops.aten.native_group_norm_backward.default
 _rms_norm = torch.ops.aten._fused_rms_norm.default
 _rms_norm_backward = torch.ops.aten._fused_rms_norm_backward.default
@@ -149,7 +150,8 @@ class GroupNormSplit(torch.autograd.Function):
         scale, bias, _, groups, eps, _ = call
         batch, channels = x.shape[:2]
         ctx.sizes = (batch, channels, x[0, 0].numel(), groups)
-        y, mean, rstd = torch.native_group_norm(x, scale, bias, *ctx.sizes, eps)
+        y: torch.Tensor
+        y, mean, rstd = _group_norm(x, scale, bias, *ctx.sizes, eps)
         ctx.save_for_backward(x.detach(), mean, rstd, scale)
         return y
 

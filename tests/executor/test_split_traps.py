@@ -109,7 +109,7 @@ def test_trap_2_b_frees_activations():
     known = {t.untyped_storage()._cdata for t in [*block.parameters(), x, dy]}
 
     def held(watch: Watch) -> int:
-        return sum(size for key, size in watch.alive().items() if key not in known)
+        return sum(size for key, size in watch.made.alive().items() if key not in known)
 
     theirs = Watch()
     with theirs:

@@ -3,13 +3,13 @@
 ::
 
                  forward          B                W
-    inputs       leaves           gone (their .grad is handed back)
     edges        into the graph   gone: the graph dies with them
+    caught       empty            gradients of the inputs, handed back
     queue        empty            x, dy ...        gone
 
-The outputs themselves are not among it. Autograd can start from the *edge* that an output hangs on,
+Neither inputs nor outputs are among it. Autograd can start from the *edge* that an output hangs on,
 so the tensor that was sent to the next stage is free as soon as the receiver has it (unless some
-operation saved it for its own backward).
+operation saved it for its own backward), and the input as soon as no operation needs it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from zbsolve.errors import InvalidInput, RunError
+from zbsolve.errors import InvalidInput
+from zbsolve.executor.split.held import Storages
 from zbsolve.executor.split.queue import WeightQueue
 
 __all__ = ["Flight", "Root"]
@@ -49,22 +50,29 @@ class Root:
 class Flight:
     """The state of one microbatch between its forward and its W.
 
-    Attributes
+    Parameters
     ----------
-    inputs
-        What the stage was called with; those that want a gradient are leaves of the graph.
-    roots
-        One for each output; None where it has no gradient.
+    wanted
+        Which inputs want a gradient.
     queue
         For W; None where the forward was not prepared for a split.
+
+    Attributes
+    ----------
+    caught
+        The gradients of the wanted inputs, once B has run.
+    inputs
+        Weak references to the memory of the inputs, where the stage is watched.
     """
 
-    __slots__ = ("inputs", "queue", "roots", "weights_wait")
+    __slots__ = ("caught", "inputs", "queue", "roots", "wanted", "weights_wait")
 
-    def __init__(self, inputs: Sequence[Any], queue: WeightQueue | None) -> None:
-        self.inputs: tuple[Any, ...] | None = tuple(inputs)
+    def __init__(self, wanted: Sequence[bool], queue: WeightQueue | None) -> None:
+        self.wanted = wanted
         self.queue = queue
-        self.roots: tuple[Root | None, ...] | None = None
+        self.caught: list[torch.Tensor | None] = []
+        self.roots: tuple[Root | None, ...] = ()
+        self.inputs: Storages | None = None
         self.weights_wait = False
 
     def set_outputs(self, outputs: Sequence[Any]) -> None:
@@ -73,8 +81,6 @@ class Flight:
 
     def start(self, gradients: Sequence[torch.Tensor | None]) -> tuple[list[GradientEdge], list[torch.Tensor]]:
         """Take the edges and gradients of the outputs that have both; the graph is let go of."""
-        if self.roots is None:
-            raise RunError("its forward has not ended")
         if len(gradients) != len(self.roots):
             raise InvalidInput(f"{len(gradients)} gradients were given for {len(self.roots)} outputs")
         edges, starts = [], []
@@ -87,6 +93,6 @@ class Flight:
         return edges, starts
 
     def take_input_gradients(self) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of the inputs, None where none is wanted or none came; the inputs are let go of."""
-        inputs, self.inputs = self.inputs or (), None
-        return tuple(x.grad if isinstance(x, torch.Tensor) and x.requires_grad else None for x in inputs)
+        """The gradients of the inputs, None where none is wanted or none came."""
+        caught, self.caught, self.inputs = iter(self.caught), [], None
+        return tuple(next(caught, None) if want else None for want in self.wanted)

@@ -95,6 +95,11 @@ class SplitForwards:
             if child is not None:
                 self._visit(child, f"{name}.{key}" if name else key, why, keep, seen)
 
+    @property
+    def ticket(self) -> torch.Tensor:
+        """A leaf that requires a gradient and never gets one."""
+        return self._place.ticket
+
     def put_in(self, queue: WeightQueue) -> None:
         """Give every module its split forward, to serve the microbatch of this queue.
 

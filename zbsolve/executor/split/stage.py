@@ -24,9 +24,10 @@ from torch import nn
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.aside import GradientsAside
+from zbsolve.executor.split.entrance import enter, mark_written
 from zbsolve.executor.split.flight import Flight
 from zbsolve.executor.split.flops import computed_flops, deferred_flops, fallback_flops, positions_of
-from zbsolve.executor.split.held import HeldBytes, Watch, storages
+from zbsolve.executor.split.held import HeldBytes, Storages, Watch, storages
 from zbsolve.executor.split.install import SplitForwards
 from zbsolve.executor.split.queue import WeightQueue, kept_by
 from zbsolve.executor.split.report import Fallback, SplitReport
@@ -135,20 +136,24 @@ class SplitStage:
         """
         if key in self._flights:
             raise RunError(f"{self.name}: forward of {key!r}, which is in flight already")
-        leaves = self._leaves(inputs, requires_grad)
+        wanted = self._wanted(inputs, requires_grad)
         self._positions = positions_of(inputs)
         queue = WeightQueue() if split else None
-        flight = Flight(leaves, queue)
+        flight = Flight(wanted, queue)
         if queue is not None:
             self._forwards.put_in(queue)
         try:
             with torch.enable_grad(), self._watched():
-                result = self.module(*leaves)
+                entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
+                result = self.module(*entered)
                 if finish is not None:
                     result = finish(result)
         finally:
             if queue is not None:
                 self._forwards.take_out()
+        mark_written(inputs, entered)
+        if self._watch is not None:
+            flight.inputs = Storages(x for x in inputs if isinstance(x, torch.Tensor))
         outputs = result if isinstance(result, tuple | list) else (result,)
         for output in outputs:
             if output is not None and not isinstance(output, torch.Tensor):
@@ -159,19 +164,16 @@ class SplitStage:
         self._flights[key] = flight
         return tuple(None if o is None else o.detach().requires_grad_(o.requires_grad) for o in outputs)
 
-    def _leaves(self, inputs: Sequence[Any], requires_grad: Sequence[bool] | None) -> list[Any]:
-        if requires_grad is not None and len(requires_grad) != len(inputs):
+    def _wanted(self, inputs: Sequence[Any], requires_grad: Sequence[bool] | None) -> list[bool]:
+        if requires_grad is None:
+            return [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
+        if len(requires_grad) != len(inputs):
             raise InvalidInput(f"{self.name}: {len(requires_grad)} flags were given for {len(inputs)} inputs")
-        leaves = []
-        for i, value in enumerate(inputs):
-            if not isinstance(value, torch.Tensor):
-                leaves.append(value)
-                continue
-            wanted = value.requires_grad if requires_grad is None else requires_grad[i]
-            if wanted and not (value.is_floating_point() or value.is_complex()):
-                raise InvalidInput(f"{self.name}: input {i} is of {value.dtype}, which has no gradient")
-            leaves.append(value.detach().requires_grad_(wanted))
-        return leaves
+        for i, (x, want) in enumerate(zip(inputs, requires_grad, strict=True)):
+            if want and not (isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())):
+                kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+                raise InvalidInput(f"{self.name}: input {i} is of {kind}, which has no gradient")
+        return list(requires_grad)
 
     def _watched(self) -> AbstractContextManager[Any]:
         return _NOTHING if self._watch is None else self._watch
@@ -282,19 +284,19 @@ class SplitStage:
         """What the microbatches in flight keep alive; parameters, buffers and ``.grad`` are not among it."""
         parameters = self._parameters()
         known = storages([*parameters, *self.module.buffers(), *(p.grad for p in parameters if p.grad is not None)])
-        flights = list(self._flights.values())
-        entries = [e for f in flights if f.queue is not None for e in f.queue.entries]
-        sizes = []
-        for tensors in (
-            (x for f in flights for x in f.inputs or () if isinstance(x, torch.Tensor)),
-            kept_by(entries, ready=False),
-            kept_by(entries, ready=True),
-        ):
-            new = {key: size for key, size in storages(tensors).items() if key not in known}
-            known |= new
-            sizes.append(sum(new.values()))
-        rest = None if self._watch is None else sum(n for key, n in self._watch.alive().items() if key not in known)
-        return HeldBytes(inputs=sizes[0], queued=sizes[1], ready=sizes[2], saved=rest)
+        entries = [e for f in self._flights.values() if f.queue is not None for e in f.queue.entries]
+
+        def new(sizes: dict[int, int]) -> int:
+            fresh = {key: size for key, size in sizes.items() if key not in known}
+            known.update(fresh)
+            return sum(fresh.values())
+
+        queued = new(storages(kept_by(entries, ready=False)))
+        ready = new(storages(kept_by(entries, ready=True)))
+        if self._watch is None:
+            return HeldBytes(queued=queued, ready=ready, inputs=None, saved=None)
+        inputs = sum(new(f.inputs.alive()) for f in self._flights.values() if f.inputs is not None)
+        return HeldBytes(queued=queued, ready=ready, inputs=inputs, saved=new(self._watch.made.alive()))
 
     def report(self) -> SplitReport:
         """What is deferred and what is not, from the microbatches that have run.

@@ -99,7 +99,7 @@ LEAVES = st.sampled_from(
         lambda: Channels(nn.GroupNorm(2, WIDTH)),
         lambda: Channels(nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
         lambda: Channels(frozen(nn.Conv1d(WIDTH, WIDTH, 3, padding=1), ("bias",))),
-        lambda: nn.GELU(),
+        nn.GELU,
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)),
         lambda: nn.Dropout(0.3),
         Scaled,

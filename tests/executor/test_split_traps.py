@@ -80,7 +80,8 @@ def test_trap_1_stage_0_has_an_input_gradient_to_compute():
 
     first = SimpleNamespace(
         has_backward=True, is_first=True, is_last=False, dw_builder=None, _runtime_validate=False, log_prefix="",
-        _check_chunk_id=lambda _: None, _retrieve_recv_grads=lambda _: (dy,), _stage_meta=SimpleNamespace(inputs=(data,)),
+        _check_chunk_id=lambda _: None, _retrieve_recv_grads=lambda _: (dy,),
+        _stage_meta=SimpleNamespace(inputs=(data,)),
         fwd_cache={0: ((theirs(data),), [data])}, backward_state={}, bwd_cache={}, dw_runner={},
     )  # fmt: skip
     _PipelineStageBase.backward_one_chunk(first, 0, full_backward=False)
@@ -90,7 +91,7 @@ def test_trap_1_stage_0_has_an_input_gradient_to_compute():
     assert ran == ["theirs"]
 
     stage = SplitStage(mine)
-    (y,) = stage.forward(0, data)
+    stage.forward(0, data)
     assert stage.backward_input(0, [dy]) == (None,)
     assert ran == ["theirs", "mine"]
     assert all(p.grad is None for p in mine.parameters())

@@ -257,14 +257,16 @@ def test_attention_falls_back_and_its_share_is_told():
 
 def test_hooks_see_what_they_always_see():
     def make() -> nn.Module:
-        module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.LayerNorm(6))
         module.seen = []
         for layer in module:
             layer.register_forward_pre_hook(lambda m, args: (args[0] * 1.5,))
             layer.register_forward_hook(lambda m, args, y: y + 1)
             layer.register_full_backward_hook(lambda m, gi, go: (gi[0] * 2,))
         module[2].weight.register_hook(lambda g: g * 0.5)
-        module[0].weight.register_post_accumulate_grad_hook(lambda p: module.seen.append(p.grad.clone()))
+        module[3].weight.register_hook(lambda g: g * 0.5)
+        for hooked in (module[0].weight, module[3].weight):
+            hooked.register_post_accumulate_grad_hook(lambda p: module.seen.append(p.grad.clone()))
         return module
 
     torch.manual_seed(0)
@@ -276,13 +278,16 @@ def test_hooks_see_what_they_always_see():
     for k, (x,) in enumerate(batches):
         (y,) = stage.forward(k, x, requires_grad=[True])
         stage.backward_input(k, gradients_of([y], k))
-        assert len(module.seen) == k
+        assert len(module.seen) == 2 * k
         stage.backward_weight(k)
         plain.forward(k, [x], [True])
         plain.backward(k)
     compare_gradients(twin, module)
-    assert len(module.seen) == len(twin.seen) == 3
-    assert all(torch.equal(a, b) for a, b in zip(module.seen, twin.seen, strict=True))
+    assert len(module.seen) == len(twin.seen) == 6
+    for k in (0, 2, 4):
+        # W adds what it computes itself first
+        assert torch.equal(module.seen[k], twin.seen[k + 1])
+        assert torch.equal(module.seen[k + 1], twin.seen[k])
 
 
 def test_lazy_modules_become_known():

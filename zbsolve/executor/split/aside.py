@@ -8,13 +8,15 @@ and the sums of earlier microbatches come back::
     p.grad     sum 0..k-1    empty -> g of k     sum 0..k-1     and the queue holds g
     q.grad     sum 0..k-1    empty               sum 0..k-1     (q was split: nothing came)
 
-Most parameters are of the second sort; looking costs a tenth of a microsecond each.
+Most parameters are of the second sort; looking costs a tenth of a microsecond each. Hooks that want
+to see ``.grad`` after an addition are put aside, too: W runs them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -27,14 +29,15 @@ class GradientsAside:
     Attributes
     ----------
     found
-        Once left without an error: the parameters that got a gradient, each with it.
+        Once left: the parameters that got a gradient, each with it.
     """
 
-    __slots__ = ("_before", "_parameters", "found")
+    __slots__ = ("_before", "_hooks", "_parameters", "found")
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = parameters
         self._before: list[torch.Tensor | None] = []
+        self._hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __enter__(self) -> GradientsAside:
@@ -42,6 +45,11 @@ class GradientsAside:
         for parameter, gradient in zip(self._parameters, self._before, strict=True):
             if gradient is not None:
                 parameter.grad = None
+            hooks = parameter._post_accumulate_grad_hooks
+            if hooks:
+                # autograd looks into this very dictionary, so it has to be emptied, not replaced
+                self._hooks.append((hooks, dict(hooks)))
+                hooks.clear()
         return self
 
     def __exit__(
@@ -56,3 +64,5 @@ class GradientsAside:
         for parameter, before in zip(self._parameters, self._before, strict=True):
             if before is not None:
                 parameter.grad = before
+        for hooks, kept in self._hooks:
+            hooks.update(kept)

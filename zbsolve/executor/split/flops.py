@@ -17,9 +17,9 @@ from zbsolve.executor.split.norms import (
     weigh_rms_norm,
     weigh_scale,
 )
-from zbsolve.executor.split.queue import Entry, as_computed
+from zbsolve.executor.split.queue import Entry
 
-__all__ = ["computed_flops", "deferred_flops", "fallback_flops", "positions_of"]
+__all__ = ["deferred_flops", "fallback_flops", "positions_of"]
 
 _COUNTS: dict[Callable[..., Any], Callable[..., int]] = {
     weigh_linear: linear_flops,
@@ -35,11 +35,6 @@ _COUNTS: dict[Callable[..., Any], Callable[..., int]] = {
 def deferred_flops(entries: Iterable[Entry]) -> int:
     """Floating-point operations that W will do for these entries."""
     return sum(_COUNTS[w](parameters, *arguments) for w, arguments, parameters in entries if w in _COUNTS)
-
-
-def computed_flops(entries: Iterable[Entry]) -> int:
-    """Floating-point operations that B has done for these entries by its own choice."""
-    return sum(arguments[0] for w, arguments, _ in entries if w is as_computed)
 
 
 def fallback_flops(parameter: torch.Tensor, positions: int) -> int:

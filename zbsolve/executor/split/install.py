@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from zbsolve.errors import InvalidInput, RunError
-from zbsolve.executor.split.modules import KINDS, Forward, kind_of
+from zbsolve.executor.split.modules import KINDS, NORMS, Forward, kind_of
 from zbsolve.executor.split.queue import WeightQueue
 
 __all__ = ["SplitForwards"]
@@ -29,10 +29,9 @@ __all__ = ["SplitForwards"]
 class _Place:
     """The queue of the microbatch under way, and the ticket into autograd."""
 
-    __slots__ = ("norms_wait", "queue", "ticket")
+    __slots__ = ("queue", "ticket")
 
-    def __init__(self, norms_wait: bool) -> None:
-        self.norms_wait = norms_wait
+    def __init__(self) -> None:
         self.queue: WeightQueue | None = None
         self.ticket = torch.zeros((), requires_grad=True)
 
@@ -51,6 +50,8 @@ class SplitForwards:
 
     Attributes
     ----------
+    norms
+        Ids of the parameters of norms that could wait.
     reasons
         By id of a parameter: why its module is not split, as far as that is known before running.
     parameters
@@ -63,8 +64,10 @@ class SplitForwards:
     """
 
     def __init__(self, root: nn.Module, keep_whole: Collection[str], norms_wait: bool) -> None:
-        self._place = _Place(norms_wait)
+        self._place = _Place()
         self._forwards: list[tuple[dict[str, object], Forward]] = []
+        self._kinds = {**KINDS, **NORMS} if norms_wait else KINDS
+        self.norms: set[int] = set()
         self.reasons: dict[int, str] = {}
         self.parameters: list[Mapping[str, torch.Tensor | None]] = []
         unknown = sorted(set(keep_whole) - {name for name, _ in root.named_modules()})
@@ -84,13 +87,18 @@ class SplitForwards:
         elif module._compiled_call_impl is not None or "_orig_mod" in module._modules:
             why = "inside torch.compile"
         kind = kind_of(module)
-        if why is None and kind is not None:
-            self._forwards.append((module.__dict__, KINDS[kind](module, module.forward, self._place)))
+        if why is None and kind in self._kinds:
+            self._forwards.append((module.__dict__, self._kinds[kind](module, module.forward, self._place)))
         self.parameters.append(module._parameters)
         for key, parameter in module._parameters.items():
-            if parameter is not None and (why is not None or kind is None):
-                unknown = f"{type(module).__name__}.{key} is used by code unknown here"
-                self.reasons.setdefault(id(parameter), why or unknown)
+            if parameter is None:
+                continue
+            if why is None and kind in NORMS:
+                self.norms.add(id(parameter))
+            elif why is not None or kind is None:
+                self.reasons.setdefault(
+                    id(parameter), why or f"{type(module).__name__}.{key} is used by code unknown here"
+                )
         for key, child in module._modules.items():
             if child is not None:
                 self._visit(child, f"{name}.{key}" if name else key, why, keep, seen)

@@ -42,9 +42,10 @@ from zbsolve.executor.split.norms import (
 )
 from zbsolve.executor.split.queue import WeightQueue
 
-__all__ = ["KINDS", "Forward", "Place", "kind_of"]
+__all__ = ["KINDS", "NORMS", "Forward", "Place", "kind_of"]
 
 Forward: TypeAlias = "Callable[..., torch.Tensor]"
+Kinds: TypeAlias = "dict[type[nn.Module], Callable[[Any, Forward, Place], Forward]]"
 Parameters: TypeAlias = "Mapping[str, torch.Tensor | None]"
 
 
@@ -53,7 +54,6 @@ class Place(Protocol):
 
     queue: WeightQueue | None
     ticket: torch.Tensor
-    norms_wait: bool
 
 
 def may_split(x: torch.Tensor, first: torch.Tensor | None, second: torch.Tensor | None = None) -> bool:
@@ -189,7 +189,7 @@ def layer_norm(module: nn.LayerNorm, own: Forward, place: Place) -> Forward:
         x = raised(input, "layer_norm", scale, bias)
         if x is None:
             return own(input)
-        call = LayerNormCall(scale, bias, queue, module.normalized_shape, module.eps, place.norms_wait)
+        call = LayerNormCall(scale, bias, queue, module.normalized_shape, module.eps)
         return apply(LayerNormSplit, x, place, call)
 
     return forward
@@ -214,9 +214,7 @@ def group_norm(module: nn.GroupNorm, own: Forward, place: Place) -> Forward:
             return own(input)
         if not x.is_contiguous() and (x.device.type != "cpu" or not is_channels_last(x)):
             x = x.contiguous()
-        return apply(
-            GroupNormSplit, x, place, GroupNormCall(scale, bias, queue, module.num_groups, module.eps, place.norms_wait)
-        )
+        return apply(GroupNormSplit, x, place, GroupNormCall(scale, bias, queue, module.num_groups, module.eps))
 
     return forward
 
@@ -242,16 +240,16 @@ def rms_norm(module: nn.RMSNorm, own: Forward, place: Place) -> Forward:
             return own(x)
         shape, eps = module.normalized_shape, module.eps
         if ready.device.type == "cuda":
-            return apply(RMSNormSplit, ready, place, RMSNormCall(scale, queue, shape, eps, place.norms_wait))
+            return apply(RMSNormSplit, ready, place, RMSNormCall(scale, queue, shape, eps))
         if ready.device.type == "cpu" and ready.dtype in {torch.float32, torch.float64}:
             normed = functional.rms_norm(ready, shape, None, eps)
-            return apply(ScaleSplit, normed, place, ScaleCall(scale, queue, place.norms_wait))
+            return apply(ScaleSplit, normed, place, ScaleCall(scale, queue))
         return own(x)
 
     return forward
 
 
-KINDS: dict[type[nn.Module], Callable[[Any, Forward, Place], Forward]] = {
+KINDS: Kinds = {
     nn.Linear: linear,
     nn.Embedding: embedding,
     nn.Conv1d: convolution,
@@ -260,11 +258,11 @@ KINDS: dict[type[nn.Module], Callable[[Any, Forward, Place], Forward]] = {
     nn.ConvTranspose1d: convolution,
     nn.ConvTranspose2d: convolution,
     nn.ConvTranspose3d: convolution,
-    nn.LayerNorm: layer_norm,
-    nn.GroupNorm: group_norm,
-    nn.RMSNorm: rms_norm,
 }
-"""The kinds of modules that can be split, each with what makes its split forward."""
+"""The kinds of modules whose product with a weight can be split, each with what makes its split forward."""
+
+NORMS: Kinds = {nn.LayerNorm: layer_norm, nn.GroupNorm: group_norm, nn.RMSNorm: rms_norm}
+"""The kinds of modules that are split on demand."""
 
 
 def kind_of(module: nn.Module) -> type[nn.Module] | None:
@@ -275,7 +273,7 @@ def kind_of(module: nn.Module) -> type[nn.Module] | None:
     """
     if "forward" in module.__dict__:
         return None
-    for kind in KINDS:
+    for kind in (*KINDS, *NORMS):
         if isinstance(module, kind):
             same = all(getattr(type(module), n, None) is getattr(kind, n, None) for n in ("forward", "_conv_forward"))
             return kind if same else None

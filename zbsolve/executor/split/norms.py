@@ -1,10 +1,4 @@
-"""`LayerNorm`, `GroupNorm` and `RMSNorm`: their gradients wait for W, or only the adding does.
-
-::
-
-    F    y  = (x - mean) * rstd * scale + bias    keeps x, mean, rstd: what autograd keeps too
-    B    dx from dy, x, mean, rstd, scale
-    W    dscale = sum dy * (x - mean) * rstd,  dbias = sum dy
+"""`LayerNorm`, `GroupNorm` and `RMSNorm`, if their gradients are to wait for W.
 
 A norm's weight gradient is a sum over what B has in cache, and as small as the parameter. Leaving it
 to W means to keep two activations instead, and to read them a second time::
@@ -13,12 +7,16 @@ to W means to keep two activations instead, and to read them a second time::
     norms wait        x, dy: 2 n d                            in B and in W
     they do not       dscale, dbias: 2 d                      in B
 
-So by default they do not wait: B computes the pieces, and W adds them to ``.grad``. As with
-convolutions, torch's backward operators take a mask of what to compute.
+So by default norms are left to autograd, B computes the small gradients, and W adds them to ``.grad``.
+Where the time of B is dearer than memory, they wait::
 
-On the CPU torch composes `rms_norm` of primitive operations, the last of which multiplies by the
-scale. There only that product is split; what comes before it has no parameter and is left to
-autograd::
+    F    y  = (x - mean) * rstd * scale + bias    keeps x, mean, rstd: what autograd keeps too
+    B    dx from dy, x, mean, rstd, scale         queues (x, dy, mean, rstd)
+    W    dscale = sum dy * (x - mean) * rstd,  dbias = sum dy
+
+As with convolutions, torch's backward operators take a mask of what to compute. On the CPU torch
+composes `rms_norm` of primitive operations, the last of which multiplies by the scale. There only
+that product is split; what comes before it has no parameter and is left to autograd::
 
     x --- autograd ---> normed --- ScaleSplit ---> y
 """
@@ -30,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zbsolve.executor.split.queue import Gradients, WeightQueue, as_computed
+from zbsolve.executor.split.queue import Gradients, WeightQueue
 
 __all__ = [
     "GroupNormCall",
@@ -74,8 +72,6 @@ class LayerNormCall(NamedTuple):
     shape: Sequence[int]
     """The normalised one."""
     eps: float
-    waits: bool
-    """Whether the weight gradient is left to W."""
 
 
 class LayerNormSplit(torch.autograd.Function):
@@ -87,7 +83,7 @@ class LayerNormSplit(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.call = call
         ctx.hands_back = x.requires_grad
-        scale, bias, _, shape, eps, _ = call
+        scale, bias, _, shape, eps = call
         y, mean, rstd = torch.native_layer_norm(x, shape, scale, bias, eps)
         ctx.save_for_backward(x.detach(), mean, rstd, scale)
         return y
@@ -98,17 +94,11 @@ class LayerNormSplit(torch.autograd.Function):
         if dy is None:
             return None, None, None
         x, mean, rstd, weight = ctx.saved_tensors
-        scale, bias, queue, shape, _, waits = ctx.call
-        parameters = that_train(scale, bias)
-        if waits:
-            dx = None
-            if ctx.hands_back:
-                dx = _layer_norm_backward(dy, x, shape, mean, rstd, weight, None, (True, False, False))[0]
-            queue.add((weigh_layer_norm, (x, dy, mean, rstd, shape), parameters))
-        else:
-            mask = (ctx.hands_back, parameters[0] is not None, parameters[1] is not None)
-            dx, *gradients = _layer_norm_backward(dy, x, shape, mean, rstd, weight, bias, mask)
-            queue.add((as_computed, (3 * dy.numel(), *gradients), parameters))
+        scale, bias, queue, shape, _ = ctx.call
+        dx = None
+        if ctx.hands_back:
+            dx = _layer_norm_backward(dy, x, shape, mean, rstd, weight, None, (True, False, False))[0]
+        queue.add((weigh_layer_norm, (x, dy, mean, rstd, shape), that_train(scale, bias)))
         return dx, None, None
 
 
@@ -134,8 +124,6 @@ class GroupNormCall(NamedTuple):
     queue: WeightQueue
     groups: int
     eps: float
-    waits: bool
-    """Whether the weight gradient is left to W."""
 
 
 class GroupNormSplit(torch.autograd.Function):
@@ -147,7 +135,7 @@ class GroupNormSplit(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.call = call
         ctx.hands_back = x.requires_grad
-        scale, bias, _, groups, eps, _ = call
+        scale, bias, _, groups, eps = call
         batch, channels = x.shape[:2]
         ctx.sizes = (batch, channels, x[0, 0].numel(), groups)
         y: torch.Tensor
@@ -162,18 +150,12 @@ class GroupNormSplit(torch.autograd.Function):
             return None, None, None
         x, mean, rstd, weight = ctx.saved_tensors
         dy = laid_out_as(dy, x)
-        scale, bias, queue, _, _, waits = ctx.call
-        parameters = that_train(scale, bias)
-        if waits:
-            dx = None
-            if ctx.hands_back:
-                dx = _group_norm_backward(dy, x, mean, rstd, weight, *ctx.sizes, (True, False, False))[0]
-            queue.add((weigh_group_norm, (x, dy, mean, rstd, weight, ctx.sizes), parameters))
-        else:
-            mask = (ctx.hands_back or not x.is_contiguous(), True, True)
-            dx, *gradients = _group_norm_backward(dy, x, mean, rstd, weight, *ctx.sizes, mask)
-            queue.add((as_computed, (3 * dy.numel(), *gradients), parameters))
-        return dx if ctx.hands_back else None, None, None
+        scale, bias, queue, _, _ = ctx.call
+        dx = None
+        if ctx.hands_back:
+            dx = _group_norm_backward(dy, x, mean, rstd, weight, *ctx.sizes, (True, False, False))[0]
+        queue.add((weigh_group_norm, (x, dy, mean, rstd, weight, ctx.sizes), that_train(scale, bias)))
+        return dx, None, None
 
 
 def laid_out_as(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -206,8 +188,6 @@ class RMSNormCall(NamedTuple):
     shape: Sequence[int]
     """The normalised one."""
     eps: float | None
-    waits: bool
-    """Whether the weight gradient is left to W."""
 
 
 class RMSNormSplit(torch.autograd.Function):
@@ -229,15 +209,11 @@ class RMSNormSplit(torch.autograd.Function):
         if dy is None:
             return None, None, None
         x, rstd, weight = ctx.saved_tensors
-        scale, queue, shape, _, waits = ctx.call
-        if waits:
-            dx = None
-            if ctx.hands_back:
-                dx = _rms_norm_backward(dy, x, shape, rstd, weight, (True, False))[0]
-            queue.add((weigh_rms_norm, (x, dy, rstd, shape), (scale,)))
-        else:
-            dx, gradient = _rms_norm_backward(dy, x, shape, rstd, weight, (ctx.hands_back, True))
-            queue.add((as_computed, (2 * dy.numel(), gradient), (scale,)))
+        scale, queue, shape, _ = ctx.call
+        dx = None
+        if ctx.hands_back:
+            dx = _rms_norm_backward(dy, x, shape, rstd, weight, (True, False))[0]
+        queue.add((weigh_rms_norm, (x, dy, rstd, shape), (scale,)))
         return dx, None, None
 
 
@@ -253,8 +229,6 @@ class ScaleCall(NamedTuple):
 
     scale: torch.Tensor
     queue: WeightQueue
-    waits: bool
-    """Whether the weight gradient is left to W."""
 
 
 class ScaleSplit(torch.autograd.Function):
@@ -275,11 +249,8 @@ class ScaleSplit(torch.autograd.Function):
         if dy is None:
             return None, None, None
         x, weight = ctx.saved_tensors
-        scale, queue, waits = ctx.call
-        if waits:
-            queue.add((weigh_scale, (x, dy), (scale,)))
-        else:
-            queue.add((as_computed, (2 * dy.numel(), *weigh_scale((scale,), x, dy)), (scale,)))
+        scale, queue = ctx.call
+        queue.add((weigh_scale, (x, dy), (scale,)))
         return dy * weight if ctx.hands_back else None, None, None
 
 

@@ -26,7 +26,7 @@ import torch
 from zbsolve.errors import RunError
 from zbsolve.executor.split.accumulate import accumulate
 
-__all__ = ["Entry", "Gradients", "WeightQueue", "as_computed", "as_found", "kept_by"]
+__all__ = ["Entry", "Gradients", "WeightQueue", "kept_by"]
 
 Gradients: TypeAlias = "tuple[torch.Tensor | None, ...]"
 
@@ -37,22 +37,15 @@ Entry: TypeAlias = "tuple[Callable[..., Gradients], tuple[Any, ...], tuple[torch
 """
 
 
-def as_computed(
-    _parameters: tuple[torch.Tensor | None, ...], _flops: int, *gradients: torch.Tensor | None
-) -> Gradients:
-    """Give gradients that B computed by its own choice, with so many operations."""
-    return gradients
-
-
 def as_found(_parameters: tuple[torch.Tensor], gradient: torch.Tensor) -> Gradients:
-    """Give a gradient that autograd computed in B, since it could not be kept from it."""
+    """Give a gradient that autograd has computed in B."""
     return (gradient,)
 
 
 def kept_by(entries: Iterable[Entry], *, ready: bool) -> Iterator[torch.Tensor]:
     """The tensors that entries keep alive: gradients ready to be added, or what they will be computed from."""
     for weigh, arguments, _ in entries:
-        if (weigh is as_found or weigh is as_computed) is ready:
+        if (weigh is as_found) is ready:
             yield from (a for a in arguments if isinstance(a, torch.Tensor))
 
 
@@ -111,4 +104,4 @@ class WeightQueue:
                     if again[key]:
                         sums[key] = total
                         continue
-                accumulate(parameter, total)
+                accumulate(parameter, total, hooked=weigh is as_found)

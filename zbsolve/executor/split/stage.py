@@ -26,7 +26,7 @@ from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.aside import GradientsAside
 from zbsolve.executor.split.entrance import enter, mark_written
 from zbsolve.executor.split.flight import Flight
-from zbsolve.executor.split.flops import computed_flops, deferred_flops, fallback_flops, positions_of
+from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positions_of
 from zbsolve.executor.split.held import HeldBytes, Storages, Watch, storages
 from zbsolve.executor.split.install import SplitForwards
 from zbsolve.executor.split.queue import WeightQueue, kept_by
@@ -93,7 +93,6 @@ class SplitStage:
         self._forwards = SplitForwards(module, keep_whole, norms_wait)
         self._flights: dict[Hashable, Flight] = {}
         self._deferred_flops: int | None = None
-        self._norm_flops = 0
         self._positions = 1
         self._watch = Watch() if watch else None
         self._fallback: dict[int, torch.Tensor] = {}
@@ -234,7 +233,6 @@ class SplitStage:
         assert queue is not None
         if self._deferred_flops is None:
             self._deferred_flops = deferred_flops(queue.entries)
-            self._norm_flops = computed_flops(queue.entries)
         with torch.no_grad(), _plain_precision():
             queue.run()
         del self._flights[key]
@@ -318,10 +316,12 @@ class SplitStage:
                 flops=fallback_flops(parameter, self._positions),
             )
             for key, parameter in self._fallback.items()
+            if key not in self._forwards.norms
         )
+        norms = (p for key, p in self._fallback.items() if key in self._forwards.norms)
         return SplitReport(
             stage=self.name,
             deferred_flops=self._deferred_flops,
-            norm_flops=self._norm_flops,
+            norm_flops=sum(fallback_flops(p, self._positions) for p in norms),
             fallback=fallback,
         )

@@ -8,9 +8,9 @@ thing that happens in B::
                        |                                    may be written to
     B:  dx  <----------+                                    caught as it comes out
 
-x itself is not kept: it lives on only if an operation saved it, or its owner keeps it. If the module
-did write into x', x is marked as changed, so that autograd finds out should the stage that made x
-need it again (stages of one process hand over memory, not copies).
+x itself is not kept: it lives on only if an operation saved it, or its owner keeps it. x and x' also
+share the count of changes, so if the module writes into x', autograd finds out should the stage that
+made x need it again (stages of one process hand over memory, not copies).
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
-__all__ = ["Entrance", "enter", "mark_written"]
-
-_as_its_own = torch.ops.aten._unsafe_view.default
+__all__ = ["Entrance", "enter"]
 
 
 class Entrance(torch.autograd.Function):
@@ -31,10 +28,10 @@ class Entrance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, _ticket: torch.Tensor, caught: list[Any], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Give every input a twin of the same memory that is not a view."""
+        """Give every input a twin of the same memory; detached, since autograd protects views made in here."""
         ctx.set_materialize_grads(False)
         ctx.caught = caught
-        return tuple(_as_its_own(x, x.shape) if type(x) is torch.Tensor else x.view_as(x) for x in inputs)
+        return tuple(x.detach() for x in inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
@@ -66,11 +63,3 @@ def enter(
         for i, twin in zip(places, twins, strict=True):
             entering[i] = twin
     return entering
-
-
-def mark_written(inputs: Sequence[Any], entered: Sequence[Any]) -> None:
-    """Mark the inputs whose twins were written to as changed."""
-    for x, twin in zip(inputs, entered, strict=True):
-        # the detached share their mark with x, the twins start at 0
-        if isinstance(twin, torch.Tensor) and twin.requires_grad and twin._version:
-            increment_version(x)

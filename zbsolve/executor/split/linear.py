@@ -23,9 +23,6 @@ from zbsolve.executor.split.queue import Gradients, WeightQueue
 __all__ = ["LinearCall", "LinearSplit", "linear_flops", "lower", "weigh_linear"]
 
 
-_as_its_own = torch.ops.aten._unsafe_view.default
-
-
 class LinearCall(NamedTuple):
     """One call of a `Linear`, apart from its input."""
 
@@ -60,7 +57,7 @@ class LinearSplit(torch.autograd.Function):
             bias = None if bias is None else lower(bias, dtype)
         y = functional.linear(x, weight, bias)
         # `linear` makes rows and views them; autograd lets nobody write into a view made in here, `relu_` say
-        return _as_its_own(y, y.shape) if y._is_view() else y
+        return y.detach() if y._is_view() else y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:

@@ -24,7 +24,7 @@ from torch import nn
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.aside import GradientsAside
-from zbsolve.executor.split.entrance import enter, mark_written
+from zbsolve.executor.split.entrance import enter
 from zbsolve.executor.split.flight import Flight
 from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positions_of
 from zbsolve.executor.split.held import HeldBytes, Storages, Watch, storages
@@ -150,7 +150,6 @@ class SplitStage:
         finally:
             if queue is not None:
                 self._forwards.take_out()
-        mark_written(inputs, entered)
         if self._watch is not None:
             flight.inputs = Storages(x for x in inputs if isinstance(x, torch.Tensor))
         outputs = result if isinstance(result, tuple | list) else (result,)

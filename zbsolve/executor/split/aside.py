@@ -36,14 +36,15 @@ class GradientsAside:
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = parameters
-        self._before: list[torch.Tensor | None] = []
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __enter__(self) -> GradientsAside:
-        self._before = [parameter.grad for parameter in self._parameters]
-        for parameter, gradient in zip(self._parameters, self._before, strict=True):
+        for parameter in self._parameters:
+            gradient = parameter.grad
             if gradient is not None:
+                self._before.append((parameter, gradient))
                 parameter.grad = None
             hooks = parameter._post_accumulate_grad_hooks
             if hooks:
@@ -55,14 +56,13 @@ class GradientsAside:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # emptied again before any sum comes back, since a tied parameter stands here twice
         for parameter in self._parameters:
             gradient = parameter.grad
             if gradient is not None:
                 self.found.append((parameter, gradient))
+                # a tied parameter stands here twice
                 parameter.grad = None
-        for parameter, before in zip(self._parameters, self._before, strict=True):
-            if before is not None:
-                parameter.grad = before
+        for parameter, gradient in self._before:
+            parameter.grad = gradient
         for hooks, kept in self._hooks:
             hooks.update(kept)

@@ -55,7 +55,7 @@ class SplitForwards:
     reasons
         By id of a parameter: why its module is not split, as far as that is known before running.
     parameters
-        The parameters of each module, by name: the modules' own dictionaries, so never out of date.
+        The parameters of each module that has any, by name: the modules' own dictionaries, so never out of date.
 
     Raises
     ------
@@ -89,7 +89,8 @@ class SplitForwards:
         kind = kind_of(module)
         if why is None and kind in self._kinds:
             self._forwards.append((module.__dict__, self._kinds[kind](module, module.forward, self._place)))
-        self.parameters.append(module._parameters)
+        if module._parameters:
+            self.parameters.append(module._parameters)
         for key, parameter in module._parameters.items():
             if parameter is None:
                 continue

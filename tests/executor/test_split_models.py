@@ -9,12 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from tests.executor.split_reference import Plain, compare_gradients, gradients_of, run_both, same
-from zbsolve.errors import RunError
+from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split import SplitStage
 
 
@@ -421,36 +424,104 @@ def test_nothing_of_it_is_left_in_the_module():
     assert [dict(vars(m)) for m in module.modules()] == before
 
 
-def test_dtensor_parameters_fall_back_and_are_right(tmp_path):
-    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
+@pytest.fixture
+def one_process(tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        mesh = dist.init_device_mesh("cpu", (1,))
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6), nn.LayerNorm(6))
-        twin = copy.deepcopy(module)
-        parallelize_module(module, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-        stage, plain = SplitStage(module), Plain(twin)
-        for k, (x,) in enumerate(rows()):
-            plain.forward(k, [x], [True])
-            (y,) = stage.forward(k, x, requires_grad=[True])
-            wanted = plain.backward(k)
-            (dx,) = stage.backward_input(k, gradients_of([y], k))
-            assert module[0].weight.grad is None or k
-            stage.backward_weight(k)
-            assert torch.equal(dx, wanted[0])
-        for p, q in zip(twin.parameters(), module.parameters(), strict=True):
-            full = q.grad.full_tensor() if isinstance(q.grad, DTensor) else q.grad
-            assert torch.equal(p.grad, full)
-        assert isinstance(module[0].weight.grad, DTensor)
-        assert {f.name for f in stage.report().fallback} == {"0.weight", "0.bias", "2.weight", "2.bias"}
-        # and a DTensor may be handed from stage to stage
-        whole = SplitStage(nn.Tanh())
-        handed = distribute_tensor(torch.randn(4, 6), mesh, [Shard(0)])
-        (y,) = whole.forward(0, handed, requires_grad=[True])
-        (dx,) = whole.backward_input(0, [distribute_tensor(torch.ones(4, 6), mesh, [Replicate()])])
-        assert isinstance(dx, DTensor)
-    finally:
-        dist.destroy_process_group()
+    yield dist.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["a layer", "the stage"])
+def test_fully_sharded_modules_stay_whole(one_process, whole):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    twin = copy.deepcopy(module)
+    fully_shard(module[0], mesh=one_process)
+    if whole:
+        fully_shard(module, mesh=one_process)
+    stage = SplitStage(module)
+    for k, (x,) in enumerate(rows()):
+        (y,) = stage.forward(k, x, requires_grad=[True])
+        dy = gradients_of([y], k)
+        stage.backward_input(k, dy)
+        stage.backward_weight(k)
+        twin(x).backward(dy[0])
+    for p, q in zip(twin.parameters(), module.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad.full_tensor() if isinstance(q.grad, DTensor) else q.grad)
+    reasons = {f.name: f.reason for f in stage.report().fallback}
+    assert reasons["0.weight"] == "sharded by FSDP"
+    assert ("2.weight" in reasons) is whole
+
+
+def test_data_parallel_wrappers_are_refused(one_process):
+    wrapped = nn.Sequential(nn.parallel.DistributedDataParallel(nn.Linear(6, 6)))
+    with pytest.raises(InvalidInput, match=r"DistributedDataParallel inside a stage \(0\)"):
+        SplitStage(wrapped)
+
+
+def test_dtensor_parameters_fall_back_and_are_right(one_process):
+    mesh = one_process
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6), nn.LayerNorm(6))
+    twin = copy.deepcopy(module)
+    parallelize_module(module, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    stage, plain = SplitStage(module), Plain(twin)
+    for k, (x,) in enumerate(rows()):
+        plain.forward(k, [x], [True])
+        (y,) = stage.forward(k, x, requires_grad=[True])
+        wanted = plain.backward(k)
+        (dx,) = stage.backward_input(k, gradients_of([y], k))
+        assert module[0].weight.grad is None or k
+        stage.backward_weight(k)
+        assert torch.equal(dx, wanted[0])
+    for p, q in zip(twin.parameters(), module.parameters(), strict=True):
+        full = q.grad.full_tensor() if isinstance(q.grad, DTensor) else q.grad
+        assert torch.equal(p.grad, full)
+    assert isinstance(module[0].weight.grad, DTensor)
+    assert {f.name for f in stage.report().fallback} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    # and a DTensor may be handed from stage to stage
+    whole = SplitStage(nn.Tanh())
+    handed = distribute_tensor(torch.randn(4, 6), mesh, [Shard(0)])
+    (y,) = whole.forward(0, handed, requires_grad=[True])
+    (dx,) = whole.backward_input(0, [distribute_tensor(torch.ones(4, 6), mesh, [Replicate()])])
+    assert isinstance(dx, DTensor)
+
+
+def test_saved_tensors_may_be_kept_elsewhere():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    twin = copy.deepcopy(module)
+    packed: list[torch.Size] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor.shape)
+        return tensor.clone()
+
+    stage = SplitStage(module)
+    x, dy = torch.randn(4, 6), torch.randn(4, 6)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        stage.forward(0, x, requires_grad=[True])
+    assert packed.count(torch.Size([4, 6])) == 3
+    stage.backward_input(0, [dy])
+    stage.backward_weight(0)
+    twin(x).backward(dy)
+    compare_gradients(twin, module)
+
+
+def test_complex_and_nested_tensors_fall_back():
+    report = run_both(
+        lambda: nn.Linear(6, 6, dtype=torch.complex64),
+        [[torch.randn(4, 6, dtype=torch.complex64)] for _ in range(2)],
+        [True],
+    ).report()
+    assert {f.name for f in report.fallback} == {"weight", "bias"}
+
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(torch.nested.as_nested_tensor([x[0, :2], x[1]])).to_padded_tensor(0.0)
+
+    run_both(Ragged, rows(), [True])

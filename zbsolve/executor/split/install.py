@@ -26,6 +26,11 @@ from zbsolve.executor.split.queue import WeightQueue
 __all__ = ["SplitForwards"]
 
 
+def is_a(module: nn.Module, name: str) -> bool:
+    """Whether a class of this name is among the module's own; asked by name, so that nothing is imported for it."""
+    return any(kind.__name__ == name for kind in type(module).__mro__)
+
+
 class _Place:
     """The queue of the microbatch under way, and the ticket into autograd."""
 
@@ -52,6 +57,8 @@ class SplitForwards:
     ----------
     norms
         Ids of the parameters of norms that could wait.
+    sharded
+        Modules under FSDP, which puts other parameters in and out as it goes.
     reasons
         By id of a parameter: why its module is not split, as far as that is known before running.
     parameters
@@ -60,7 +67,7 @@ class SplitForwards:
     Raises
     ------
     InvalidInput
-        If `keep_whole` names what is not there.
+        If `keep_whole` names what is not there, or the stage contains a wrapper for data parallelism.
     """
 
     def __init__(self, root: nn.Module, keep_whole: Collection[str], norms_wait: bool) -> None:
@@ -68,6 +75,7 @@ class SplitForwards:
         self._forwards: list[tuple[dict[str, object], Forward]] = []
         self._kinds = {**KINDS, **NORMS} if norms_wait else KINDS
         self.norms: set[int] = set()
+        self.sharded: list[nn.Module] = []
         self.reasons: dict[int, str] = {}
         self.parameters: list[Mapping[str, torch.Tensor | None]] = []
         unknown = sorted(set(keep_whole) - {name for name, _ in root.named_modules()})
@@ -80,8 +88,19 @@ class SplitForwards:
         if id(module) in seen:
             return
         seen.add(id(module))
+        for wrapper in ("DistributedDataParallel", "FullyShardedDataParallel"):
+            if is_a(module, wrapper):
+                raise InvalidInput(
+                    f"{wrapper} inside a stage ({name or 'the stage itself'}): it reduces gradients when autograd adds "
+                    "them and would never see those that W computes; pass the module it wraps, and let the pipeline "
+                    "reduce over replicas"
+                )
         if name in keep:
             why = "kept whole as asked"
+        elif is_a(module, "FSDPModule"):
+            # it frees what it has gathered, and sends off gradients, at the end of its own backward
+            why = "sharded by FSDP"
+            self.sharded.append(module)
         elif isinstance(module, torch.jit.ScriptModule):
             why = "inside TorchScript"
         elif module._compiled_call_impl is not None or "_orig_mod" in module._modules:

@@ -61,6 +61,8 @@ def may_split(x: torch.Tensor, first: torch.Tensor | None, second: torch.Tensor 
     return (
         torch.is_grad_enabled()
         and (type(x) is torch.Tensor or type(x) is nn.Parameter)
+        and not x.is_nested
+        and not x.is_complex()
         and (first is None or type(first) is nn.Parameter)
         and (second is None or type(second) is nn.Parameter)
         and not torch.compiler.is_compiling()
@@ -76,10 +78,18 @@ def apply(function: Any, x: torch.Tensor, place: Place, call: object) -> torch.T
     return y
 
 
+has_autocast = cache(torch.amp.is_autocast_available)
+
+
+def casts(device: str) -> bool:
+    """Whether autocast is on for a device type; some types do not know it at all."""
+    return has_autocast(device) and torch.is_autocast_enabled(device)
+
+
 def lowered(x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
     """The input of a matrix product as autocast would have it, and the precision it asks for."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype is torch.float64 or not x.is_floating_point():
+    if not casts(device) or x.dtype is torch.float64 or not x.is_floating_point():
         return x, None
     dtype = torch.get_autocast_dtype(device)
     return x.to(dtype), dtype
@@ -169,7 +179,7 @@ def trains(*parameters: torch.Tensor | None) -> bool:
 def raised(x: torch.Tensor, kind: str, *parameters: torch.Tensor | None) -> torch.Tensor | None:
     """The input of a norm as autocast would have it; None where that would change a parameter too."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or not x.is_floating_point():
+    if not casts(device) or not x.is_floating_point():
         return x
     if x.dtype is torch.float64 or not raises_precision(kind, device, torch.get_autocast_dtype(device)):
         return x

@@ -15,7 +15,7 @@ walked, and none is retained: after B only the queue is left, after W nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -42,7 +42,7 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 def _plain_precision() -> AbstractContextManager[Any]:
     """Autocast off: a backward runs in the precisions its forward has chosen."""
-    on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    on = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
     if not on:
         return _NOTHING
     stack = ExitStack()
@@ -103,6 +103,7 @@ class SplitStage:
         self,
         key: Hashable,
         *inputs: Any,
+        keywords: Mapping[str, Any] | None = None,
         requires_grad: Sequence[bool] | None = None,
         split: bool = True,
         finish: Callable[[Any], Any] | None = None,
@@ -115,6 +116,8 @@ class SplitStage:
             Names the microbatch until its W.
         inputs
             What the module is called with. A tensor that wants a gradient is detached from whatever it came from.
+        keywords
+            What it is called with by name; nothing of this gets a gradient.
         requires_grad
             Which inputs want a gradient; by default those whose own flag says so.
         split
@@ -144,7 +147,7 @@ class SplitStage:
         try:
             with torch.enable_grad(), self._watched():
                 entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
-                result = self.module(*entered)
+                result = self.module(*entered, **(keywords or {}))
                 if finish is not None:
                     result = finish(result)
         finally:
@@ -306,16 +309,17 @@ class SplitStage:
         if self._deferred_flops is None:
             raise RunError(f"{self.name}: no microbatch has run through W yet; there is nothing to report")
         names = {id(p): name for name, p in self.module.named_parameters()}
+        found = dict(self._fallback)
+        # what FSDP computes with is in no module when it is done
+        found.update((id(p), p) for m in self._forwards.sharded for p in m.parameters() if p.requires_grad)
         fallback = tuple(
             Fallback(
-                name=names.get(key, "(replaced since)"),
-                reason=self._forwards.reasons.get(
-                    key, "used outside a module that can be split, or by a call that cannot be"
-                ),
+                name=names[key],
+                reason=self._forwards.reasons.get(key, _UNKNOWN_USE),
                 flops=fallback_flops(parameter, self._positions),
             )
-            for key, parameter in self._fallback.items()
-            if key not in self._forwards.norms
+            for key, parameter in found.items()
+            if key in names and key not in self._forwards.norms
         )
         norms = (p for key, p in self._fallback.items() if key in self._forwards.norms)
         return SplitReport(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from hypothesis import given, settings
@@ -59,6 +61,13 @@ class Channels(nn.Module):
         return self.inner(x.transpose(1, 2)).transpose(1, 2)
 
 
+class Mean(nn.Module):
+    """Hands an expanded gradient back, whose positions share their memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1, keepdim=True)
+
+
 class Checkpointed(nn.Module):
     def __init__(self, inner: nn.Module, reentrant: bool) -> None:
         super().__init__()
@@ -100,6 +109,7 @@ LEAVES = st.sampled_from(
         lambda: Channels(nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
         lambda: Channels(frozen(nn.Conv1d(WIDTH, WIDTH, 3, padding=1), ("bias",))),
         nn.GELU,
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Mean()),
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)),
         lambda: nn.Dropout(0.3),
         Scaled,
@@ -203,6 +213,21 @@ def test_stages_in_threads_do_not_meet():
             reference.forward(k, [x], [True])
             reference.backward(k)
         compare_gradients(reference.module, stage.module)
+
+
+def test_each_operation_may_run_in_another_thread():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 6), Checkpointed(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), reentrant=False))
+    twin = copy.deepcopy(module)
+    stage, reference = SplitStage(module), Plain(twin)
+    x = torch.randn(4, 6)
+    (expected,) = reference.forward(0, [x], [True])
+    reference.backward(0)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two, ThreadPoolExecutor(1) as three:
+        one.submit(stage.forward, 0, x, requires_grad=[True]).result()
+        two.submit(stage.backward_input, 0, gradients_of([expected], 0)).result()
+        three.submit(stage.backward_weight, 0).result()
+    compare_gradients(twin, module)
 
 
 def test_a_pipeline_of_stages_is_the_model():

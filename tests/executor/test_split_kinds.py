@@ -13,6 +13,13 @@ R = torch.randn
 LAST = torch.channels_last
 LAST3 = torch.channels_last_3d
 
+
+def lies_by_columns() -> nn.Module:
+    layer = nn.Linear(33, 17)
+    layer.weight = nn.Parameter(R(33, 17).t())
+    return layer
+
+
 LINEAR = {
     "rows": (lambda: nn.Linear(33, 17), lambda: R(40, 33)),
     "three dimensions": (lambda: nn.Linear(33, 17), lambda: R(4, 40, 33)),
@@ -29,6 +36,7 @@ LINEAR = {
     "expanded": (lambda: nn.Linear(6, 5), lambda: R(1, 7, 6).expand(4, 7, 6)),
     "a slice": (lambda: nn.Linear(6, 5), lambda: R(4, 7, 18)[..., 6:12]),
     "nothing": (lambda: nn.Linear(6, 5), lambda: R(0, 6)),
+    "a weight that lies by columns": (lies_by_columns, lambda: R(4, 10, 33)),
     "double": (lambda: nn.Linear(6, 5, dtype=torch.float64), lambda: R(4, 6, dtype=torch.float64)),
     "bfloat16": (lambda: nn.Linear(32, 16, dtype=torch.bfloat16), lambda: R(4, 8, 32, dtype=torch.bfloat16)),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.utils import parametrizations
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.executor.split_reference import Plain, compare_gradients, gradients_of, run_both, same
 from zbsolve.errors import InvalidInput, RunError
@@ -75,6 +76,7 @@ def test_uses_by_module_and_by_function_agree_to_rounding():
     run_both(Mixed, rows(), [True], exact=False)
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("inside", [False, True], ids=["around the stage", "inside the stage"])
 def test_autocast(dtype, inside):
@@ -154,6 +156,23 @@ def test_nested_checkpoints_and_autocast_in_them():
                 return checkpoint(outer, x, use_reentrant=False)
 
     run_both(Model, rows(width=8), [True])
+
+
+def test_selective_checkpoints():
+    def policy(_context, op, *_args, **_named):
+        products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6, bias=False), nn.LayerNorm(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            contexts = partial(create_selective_checkpoint_contexts, policy)
+            return checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts)
+
+    run_both(Model, rows(), [True])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -431,6 +450,7 @@ def one_process(tmp_path):
     dist.destroy_process_group()
 
 
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
 @pytest.mark.parametrize("whole", [False, True], ids=["a layer", "the stage"])
 def test_fully_sharded_modules_stay_whole(one_process, whole):
     torch.manual_seed(0)
@@ -508,6 +528,7 @@ def test_saved_tensors_may_be_kept_elsewhere():
     compare_gradients(twin, module)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_complex_and_nested_tensors_fall_back():
     report = run_both(
         lambda: nn.Linear(6, 6, dtype=torch.complex64),

@@ -90,6 +90,36 @@ def test_the_loss_belongs_to_the_forward_and_needs_no_gradient_given():
     assert torch.equal(module.weight.grad, twin.weight.grad)
 
 
+def test_a_scalar_that_is_no_loss_has_no_gradient_of_its_own():
+    """As a balance term that is handed on: 1 would be a wrong guess where nobody used it."""
+
+    class WithTerm(nn.Module):
+        def forward(self, x):
+            return x * 2, x.sum()
+
+    stage = SplitStage(WithTerm())
+    stage.forward(0, torch.randn(3), requires_grad=[True])
+    (dx,) = stage.backward_input(0, [torch.ones(3), None])
+    assert torch.equal(dx, torch.full((3,), 2.0))
+    stage.forward(1, torch.randn(3), requires_grad=[True])
+    (dx,) = stage.backward_input(1, [torch.ones(3), torch.tensor(0.5)])
+    assert torch.equal(dx, torch.full((3,), 2.5))
+
+
+def test_what_the_model_is_given_by_name_has_no_gradient():
+    class Masked(nn.Module):
+        def forward(self, x, *, mask, scale):
+            return x * mask * scale
+
+    stage = SplitStage(Masked())
+    (y,) = stage.forward(
+        0, torch.ones(2), keywords={"mask": torch.tensor([1.0, 0.0]), "scale": 3}, requires_grad=[True]
+    )
+    assert torch.equal(y.detach(), torch.tensor([3.0, 0.0]))
+    (dx,) = stage.backward_input(0, [torch.ones(2)])
+    assert torch.equal(dx, torch.tensor([3.0, 0.0]))
+
+
 def test_a_graph_without_gradient_runs_through_all_operations():
     stage = SplitStage(nn.Linear(6, 6).requires_grad_(False))
     stage.forward(0, torch.randn(3, 6))

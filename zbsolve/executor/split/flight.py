@@ -30,18 +30,19 @@ __all__ = ["Flight", "Root"]
 class Root:
     """Where a backward starts for one output: its edge into the graph, and the shape of its gradient."""
 
-    __slots__ = ("device", "dtype", "edge", "shape")
+    __slots__ = ("device", "dtype", "edge", "is_loss", "shape")
 
-    def __init__(self, output: torch.Tensor) -> None:
+    def __init__(self, output: torch.Tensor, is_loss: bool) -> None:
+        self.is_loss = is_loss and not output.shape
         self.edge: GradientEdge = get_gradient_edge(output)
         self.shape = output.shape
         self.dtype = output.dtype
         self.device = output.device
 
     def gradient(self, given: torch.Tensor | None) -> torch.Tensor | None:
-        """The gradient to start with: the given one, 1 for a scalar without, None for others."""
+        """The gradient to start with: the given one, 1 for a loss without, None for others."""
         if given is None:
-            return torch.ones(self.shape, dtype=self.dtype, device=self.device) if not self.shape else None
+            return torch.ones((), dtype=self.dtype, device=self.device) if self.is_loss else None
         if given.shape != self.shape:
             raise InvalidInput(f"the gradient has shape {tuple(given.shape)}, its output {tuple(self.shape)}")
         return given
@@ -75,9 +76,11 @@ class Flight:
         self.inputs: Storages | None = None
         self.weights_wait = False
 
-    def set_outputs(self, outputs: Sequence[Any]) -> None:
-        """Note where a backward will start."""
-        self.roots = tuple(Root(o) if isinstance(o, torch.Tensor) and o.requires_grad else None for o in outputs)
+    def set_outputs(self, outputs: Sequence[Any], *, are_losses: bool) -> None:
+        """Note where a backward will start, and whether the scalars are losses."""
+        self.roots = tuple(
+            Root(o, are_losses) if isinstance(o, torch.Tensor) and o.requires_grad else None for o in outputs
+        )
 
     def start(self, gradients: Sequence[torch.Tensor | None]) -> tuple[list[GradientEdge], list[torch.Tensor]]:
         """Take the edges and gradients of the outputs that have both; the graph is let go of."""

@@ -38,7 +38,7 @@ class _Place:
 
     def __init__(self) -> None:
         self.queue: WeightQueue | None = None
-        self.ticket = torch.zeros((), requires_grad=True)
+        self.ticket = torch.zeros((), device="cpu", requires_grad=True)
 
 
 class SplitForwards:

@@ -9,6 +9,9 @@
 Bitwise equality with autograd needs its choice of kernels, not its formulas alone: a contiguous
 input of any rank with a bias goes through one `addmm` on rows, everything else through `matmul`
 and an addition; and each product is taken in the order that suits the layout of what it is for.
+
+Under autocast B casts the weight again, where autograd would keep the cast one from F to B: a copy of
+all weights for every microbatch in flight.
 """
 
 from __future__ import annotations

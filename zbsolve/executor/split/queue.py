@@ -88,20 +88,40 @@ class WeightQueue:
         again = Counter(ids) if len(set(ids)) < len(ids) else None
         sums: dict[int, torch.Tensor] = {}
         while entries:
+            # the last entry's tensors go here, its gradients at the end of `settle`
             weigh, arguments, parameters = entries.popleft()
-            gradients = weigh(parameters, *arguments)
-            # the entry's tensors go before the next gradient is made
-            del arguments
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                if parameter is None or gradient is None:
-                    continue
-                total = gradient
-                if again is not None:
-                    key = id(parameter)
-                    if key in sums:
-                        total = sums.pop(key) + gradient
-                    again[key] -= 1
-                    if again[key]:
-                        sums[key] = total
-                        continue
-                accumulate(parameter, total, hooked=weigh is as_found)
+            settle(parameters, weigh(parameters, *arguments), again, sums, hooked=weigh is as_found)
+
+
+def settle(
+    parameters: tuple[torch.Tensor | None, ...],
+    gradients: Gradients,
+    again: Counter[int] | None,
+    sums: dict[int, torch.Tensor],
+    *,
+    hooked: bool,
+) -> None:
+    """Add gradients to where they belong: to ``.grad``, or to the sum of a parameter that comes again.
+
+    Parameters
+    ----------
+    again
+        How often each parameter, by id, is still to come; None if none comes twice.
+    sums
+        What has come of those so far.
+    hooked
+        As for `accumulate`.
+    """
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if parameter is None or gradient is None:
+            continue
+        total = gradient
+        if again is not None:
+            key = id(parameter)
+            if key in sums:
+                total = sums.pop(key) + gradient
+            again[key] -= 1
+            if again[key]:
+                sums[key] = total
+                continue
+        accumulate(parameter, total, hooked=hooked)

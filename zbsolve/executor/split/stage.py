@@ -161,7 +161,7 @@ class SplitStage:
                 raise InvalidInput(
                     f"{self.name} returned a {type(output).__name__}; a stage hands on tensors, or a tuple of tensors"
                 )
-        flight.set_outputs(outputs)
+        flight.set_outputs(outputs, are_losses=finish is not None)
         self._flights[key] = flight
         return tuple(None if o is None else o.detach().requires_grad_(o.requires_grad) for o in outputs)
 
@@ -189,7 +189,7 @@ class SplitStage:
         key
             Of the microbatch.
         grad_outputs
-            One for each output; None for one that nobody used, and for a scalar (then it is 1).
+            One for each output; None for one that nobody used. For a loss (a scalar that `finish` returned) None means 1.
 
         Returns
         -------

@@ -189,7 +189,8 @@ class SplitStage:
         key
             Of the microbatch.
         grad_outputs
-            One for each output; None for one that nobody used. For a loss (a scalar that `finish` returned) None means 1.
+            One for each output; None for one that nobody used. For a loss (a scalar that `finish`
+            returned) None means 1.
 
         Returns
         -------

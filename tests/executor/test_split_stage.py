@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import gc
 import weakref
 
@@ -12,6 +13,7 @@ from torch import nn
 from tests.executor.split_reference import run_both
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split import SplitStage
+from zbsolve.executor.split import stage as stage_module
 
 torch.set_num_threads(1)
 
@@ -300,6 +302,25 @@ def test_bytes_of_fallback_are_gradients_that_wait():
     assert total(stage) == (0, 0, 0, 0)
 
 
+def test_gradients_of_b_may_be_added_early():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.PReLU(6))
+    twin = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.PReLU(6))
+    twin.load_state_dict(module.state_dict())
+    stage = SplitStage(module, early=True, watch=True)
+    for k in range(3):
+        x, dy = torch.randn(4, 6), torch.randn(4, 6)
+        twin(x).backward(dy)
+        stage.forward(k, x)
+        stage.backward_input(k, [dy])
+        if k:
+            assert stage.held_bytes().ready == 0
+            assert torch.equal(module[2].weight.grad, twin[2].weight.grad)
+        stage.backward_weight(k)
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(module.parameters(), twin.parameters(), strict=True))
+    assert [f.name for f in stage.report().fallback] == ["2.weight"]
+
+
 def test_microbatches_in_flight_add_up():
     stage = SplitStage(nn.Linear(6, 6), watch=True)
     for k in range(3):
@@ -365,3 +386,9 @@ def test_after_b_nothing_of_the_graph_is_left_and_no_cycle_waits_for_the_collect
         assert [r() is None for r in kept] == [True, True]
     finally:
         gc.enable()
+
+
+def test_the_example_runs():
+    results = doctest.testmod(stage_module)
+    assert results.attempted >= 6
+    assert results.failed == 0

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zbsolve.executor.split.linear import lower
-from zbsolve.executor.split.queue import Gradients, WeightQueue
+from zbsolve.executor.split.waiting import Gradients, WeightQueue
 
 __all__ = ["ConvolutionCall", "ConvolutionSplit", "Geometry", "convolution_flops", "weigh_convolution"]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zbsolve.executor.split.queue import Gradients, WeightQueue
+from zbsolve.executor.split.waiting import Gradients, WeightQueue
 
 __all__ = ["EmbeddingCall", "EmbeddingSplit", "embedding_flops", "weigh_embedding"]
 

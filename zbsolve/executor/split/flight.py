@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from zbsolve.errors import InvalidInput
 from zbsolve.executor.split.held import Storages
-from zbsolve.executor.split.queue import WeightQueue
+from zbsolve.executor.split.waiting import WeightQueue
 
 __all__ = ["Flight", "Root"]
 

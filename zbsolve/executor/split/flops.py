@@ -17,7 +17,7 @@ from zbsolve.executor.split.norms import (
     weigh_rms_norm,
     weigh_scale,
 )
-from zbsolve.executor.split.queue import Entry
+from zbsolve.executor.split.waiting import Entry
 
 __all__ = ["deferred_flops", "fallback_flops", "positions_of"]
 

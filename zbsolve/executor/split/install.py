@@ -21,7 +21,7 @@ from torch import nn
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.modules import KINDS, NORMS, Forward, kind_of
-from zbsolve.executor.split.queue import WeightQueue
+from zbsolve.executor.split.waiting import WeightQueue
 
 __all__ = ["SplitForwards"]
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from zbsolve.executor.split.queue import Gradients, WeightQueue
+from zbsolve.executor.split.waiting import Gradients, WeightQueue
 
 __all__ = ["LinearCall", "LinearSplit", "linear_flops", "lower", "weigh_linear"]
 

@@ -40,7 +40,7 @@ from zbsolve.executor.split.norms import (
     ScaleCall,
     ScaleSplit,
 )
-from zbsolve.executor.split.queue import WeightQueue
+from zbsolve.executor.split.waiting import WeightQueue
 
 __all__ = ["KINDS", "NORMS", "Forward", "Place", "kind_of"]
 

@@ -29,7 +29,7 @@ from zbsolve.executor.split.flight import Flight
 from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positions_of
 from zbsolve.executor.split.held import HeldBytes, Storages, Watch, storages
 from zbsolve.executor.split.install import SplitForwards
-from zbsolve.executor.split.queue import WeightQueue, kept_by
+from zbsolve.executor.split.waiting import WeightQueue, kept_by
 from zbsolve.executor.split.report import Fallback, SplitReport
 
 __all__ = ["SplitStage"]
@@ -65,6 +65,9 @@ class SplitStage:
     norms_wait
         Whether norms leave the gradients of scale and bias to W, too. By default B computes them, because to keep
         a norm's input and output gradient for W takes far more memory, and reading them again more time.
+    early
+        Whether gradients that B computes all the same (of norms, and of what falls back) are added to ``.grad`` in
+        B. By default they wait for W, each in the size of its parameter, so that ``.grad`` has whole microbatches.
     watch
         Whether to note all that lives, for `held_bytes`; slows the stage down.
 
@@ -76,7 +79,22 @@ class SplitStage:
     Notes
     -----
     Gradients end in ``param.grad`` when W (or the fused backward) of their microbatch runs, added in
-    the order of these calls. In float32 they are bitwise those of autograd in the same order.
+    the order of these calls. In float32 they are bitwise those of autograd in the same order; only a
+    parameter with three or more uses in one microbatch, some of which fall back, agrees to rounding.
+
+    The stage keeps no copies: what it is given (inputs until W, gradients of outputs until W) must not
+    be written to until then, as by reusing a receive buffer, unless all references to it are gone.
+
+    Examples
+    --------
+    >>> stage = SplitStage(torch.nn.Linear(4, 4))
+    >>> (y,) = stage.forward("first", torch.randn(2, 4), requires_grad=[True])
+    >>> (dx,) = stage.backward_input("first", [torch.ones_like(y)])
+    >>> stage.module.weight.grad is None
+    True
+    >>> stage.backward_weight("first")
+    >>> print(stage.report())
+    100.0 % of weight-gradient FLOPs deferred
     """
 
     def __init__(
@@ -86,6 +104,7 @@ class SplitStage:
         name: str = "stage",
         keep_whole: Collection[str] = (),
         norms_wait: bool = False,
+        early: bool = False,
         watch: bool = False,
     ) -> None:
         self.module = module
@@ -94,6 +113,7 @@ class SplitStage:
         self._flights: dict[Hashable, Flight] = {}
         self._deferred_flops: int | None = None
         self._positions = 1
+        self._early = early
         self._watch = Watch() if watch else None
         self._fallback: dict[int, torch.Tensor] = {}
 
@@ -147,7 +167,8 @@ class SplitStage:
         try:
             with torch.enable_grad(), self._watched():
                 entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
-                result = self.module(*entered, **(keywords or {}))
+                named = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in (keywords or {}).items()}
+                result = self.module(*entered, **named)
                 if finish is not None:
                     result = finish(result)
         finally:
@@ -206,7 +227,9 @@ class SplitStage:
         if queue is None:
             raise RunError(f"{self.name}: backward_input of {key!r}, whose forward was run with split=False")
         edges, starts = flight.start(grad_outputs)
-        aside = GradientsAside(self._parameters())
+        # the first B must look even if nothing waits: it learns what falls back
+        waits = not self._early or self._deferred_flops is None
+        aside = GradientsAside(self._parameters() if waits else ())
         # checkpointed segments run their modules again
         self._forwards.put_in(queue)
         queue.is_open = True

@@ -29,8 +29,8 @@ from zbsolve.executor.split.flight import Flight
 from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positions_of
 from zbsolve.executor.split.held import HeldBytes, Storages, Watch, storages
 from zbsolve.executor.split.install import SplitForwards
-from zbsolve.executor.split.waiting import WeightQueue, kept_by
 from zbsolve.executor.split.report import Fallback, SplitReport
+from zbsolve.executor.split.waiting import WeightQueue, kept_by
 
 __all__ = ["SplitStage"]
 

@@ -18,7 +18,9 @@ def gradients_of(outputs: Sequence[Any], seed: int) -> list[torch.Tensor | None]
     """Random output gradients, the same for the same seed."""
     generator = torch.Generator().manual_seed(1000 + seed)
     return [
-        torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.dtype) if o.requires_grad else None
+        torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o.device, o.dtype)
+        if o.requires_grad
+        else None
         for o in outputs
     ]
 

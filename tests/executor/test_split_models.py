@@ -382,6 +382,15 @@ def test_a_gradient_taken_inside_the_forward_is_refused_unless_kept_whole():
     assert {f.reason for f in fallback} == {"kept whole as asked"}
 
 
+def test_a_shared_module_is_kept_whole_by_any_of_its_names():
+    shared = nn.Linear(6, 6)
+    stage = SplitStage(nn.Sequential(shared, nn.Sequential(nn.Tanh(), shared)), keep_whole=["1"])
+    (y,) = stage.forward(0, torch.randn(4, 6))
+    stage.backward_input(0, [torch.ones_like(y)])
+    stage.backward_weight(0)
+    assert {f.reason for f in stage.report().fallback} == {"kept whole as asked"}
+
+
 def test_parameters_put_in_for_a_call_are_not_mistaken():
     class Model(nn.Module):
         def __init__(self) -> None:

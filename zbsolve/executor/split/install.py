@@ -81,10 +81,11 @@ class SplitForwards:
         unknown = sorted(set(keep_whole) - {name for name, _ in root.named_modules()})
         if unknown:
             raise InvalidInput(f"keep_whole names {unknown[0]!r}, which is no submodule of the stage")
-        seen: set[int] = set()
-        self._visit(root, "", None, frozenset(keep_whole), seen)
+        # by identity, since a shared module has several names
+        whole = {id(m) for name in keep_whole for m in root.get_submodule(name).modules()}
+        self._visit(root, "", None, whole, set())
 
-    def _visit(self, module: nn.Module, name: str, why: str | None, keep: Collection[str], seen: set[int]) -> None:
+    def _visit(self, module: nn.Module, name: str, why: str | None, whole: set[int], seen: set[int]) -> None:
         if id(module) in seen:
             return
         seen.add(id(module))
@@ -95,7 +96,7 @@ class SplitForwards:
                     "them and would never see those that W computes; pass the module it wraps, and let the pipeline "
                     "reduce over replicas"
                 )
-        if name in keep:
+        if id(module) in whole:
             why = "kept whole as asked"
         elif is_a(module, "FSDPModule"):
             # it frees what it has gathered, and sends off gradients, at the end of its own backward
@@ -121,7 +122,7 @@ class SplitForwards:
                 )
         for key, child in module._modules.items():
             if child is not None:
-                self._visit(child, f"{name}.{key}" if name else key, why, keep, seen)
+                self._visit(child, f"{name}.{key}" if name else key, why, whole, seen)
 
     @property
     def ticket(self) -> torch.Tensor:
@@ -152,6 +153,3 @@ class SplitForwards:
         self._place.queue = None
         for attributes, _ in self._forwards:
             attributes.pop("forward", None)
-
-    def __len__(self) -> int:
-        return len(self._forwards)

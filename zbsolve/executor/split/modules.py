@@ -249,7 +249,7 @@ def rms_norm(module: nn.RMSNorm, own: Forward, place: Place) -> Forward:
         if ready is None or ready.dtype is not scale.dtype:
             return own(x)
         shape, eps = module.normalized_shape, module.eps
-        if ready.device.type == "cuda":
+        if ready.device.type == "cuda" and hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
             return apply(RMSNormSplit, ready, place, RMSNormCall(scale, queue, shape, eps))
         if ready.device.type == "cpu" and ready.dtype in {torch.float32, torch.float64}:
             normed = functional.rms_norm(ready, shape, None, eps)

@@ -51,8 +51,6 @@ Affine = tuple["torch.Tensor | None", "torch.Tensor | None"]
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 _group_norm = torch.ops.aten.native_group_norm.default
 _group_norm_backward = torch.ops.aten.native_group_norm_backward.default
-_rms_norm = torch.ops.aten._fused_rms_norm.default
-_rms_norm_backward = torch.ops.aten._fused_rms_norm_backward.default
 
 
 def that_train(scale: torch.Tensor | None, bias: torch.Tensor | None) -> Affine:
@@ -199,7 +197,7 @@ class RMSNormSplit(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.call = call
         ctx.hands_back = x.requires_grad
-        y, rstd = _rms_norm(x, call.shape, call.scale, call.eps)
+        y, rstd = torch.ops.aten._fused_rms_norm(x, call.shape, call.scale, call.eps)
         ctx.save_for_backward(x.detach(), rstd, call.scale)
         return y  # type: ignore[no-any-return]
 
@@ -212,7 +210,7 @@ class RMSNormSplit(torch.autograd.Function):
         scale, queue, shape, _ = ctx.call
         dx = None
         if ctx.hands_back:
-            dx = _rms_norm_backward(dy, x, shape, rstd, weight, (True, False))[0]
+            dx = torch.ops.aten._fused_rms_norm_backward(dy, x, shape, rstd, weight, (True, False))[0]
         queue.add((weigh_rms_norm, (x, dy, rstd, shape), (scale,)))
         return dx, None, None
 
@@ -221,7 +219,7 @@ def weigh_rms_norm(
     parameters: tuple[torch.Tensor], x: torch.Tensor, dy: torch.Tensor, rstd: torch.Tensor, shape: Sequence[int]
 ) -> Gradients:
     """Compute the gradient of the scale, of the normalised shape."""
-    return (_rms_norm_backward(dy, x, shape, rstd, parameters[0], (False, True))[1],)
+    return (torch.ops.aten._fused_rms_norm_backward(dy, x, shape, rstd, parameters[0], (False, True))[1],)
 
 
 class ScaleCall(NamedTuple):

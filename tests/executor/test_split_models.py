@@ -259,22 +259,45 @@ def test_a_subclass_with_its_own_forward_falls_back_and_one_without_does_not():
     }
 
 
-def test_attention_falls_back_and_its_share_is_told():
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_attention_to_itself_is_split(batch_first, bias):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(6, 2, dropout=0.2, bias=bias, batch_first=batch_first)
+            self.add = nn.MultiheadAttention(6, 2, add_bias_kv=bias, add_zero_attn=True, batch_first=batch_first)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.ones(x.shape[1 if batch_first else 0], x.shape[1 if batch_first else 0]).triu(1).bool()
+            y, weights = self.attention(x, x, x, attn_mask=mask)
+            return self.add(y, y, y, need_weights=False)[0] + weights.mean()
+
+    report = run_both(Model, rows(), [True]).report()
+    assert {f.name for f in report.fallback} == ({"add.bias_k", "add.bias_v"} if bias else set())
+
+
+def test_attention_to_another_sequence_falls_back_and_its_share_is_told():
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
-            self.up = nn.Linear(6, 24)
+            self.apart = nn.MultiheadAttention(6, 2, kdim=3, vdim=3, bias=False, batch_first=True)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.up(self.attention(x, x, x)[0])
+            memory = x.flip(1)
+            return self.apart(self.attention(x, memory, memory)[0], memory[..., :3], memory[..., :3])[0]
 
     report = run_both(Model, rows(), [True]).report()
-    assert {f.name for f in report.fallback} == {
-        "attention.in_proj_weight", "attention.in_proj_bias", "attention.out_proj.weight", "attention.out_proj.bias"
-    }  # fmt: skip
-    assert report.fallback_flops == 2 * 12 * (3 * 36 + 18 + 36 + 6)
-    assert report.deferred_flops == 12 * 24 * (2 * 6 + 1)
+    # three separate weights are split, parts of one weight or one bias are not
+    assert {f.name for f in report.fallback} == {"attention.in_proj_weight", "attention.in_proj_bias"}
+    assert report.fallback_flops == 2 * 12 * (3 * 36 + 18)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_transformer_layer_of_torch_is_split(norm_first):
+    make = partial(nn.TransformerEncoderLayer, 6, 2, 12, batch_first=True, norm_first=norm_first)
+    assert run_both(make, rows(), [True]).report().fallback == ()
 
 
 def test_hooks_see_what_they_always_see():

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from zbsolve.executor.split.attention import attention_with
 from zbsolve.executor.split.convolution import ConvolutionCall, ConvolutionSplit, Geometry
 from zbsolve.executor.split.embedding import EmbeddingCall, EmbeddingSplit
 from zbsolve.executor.split.linear import LinearCall, LinearSplit
@@ -115,6 +116,25 @@ def linear(module: nn.Linear, own: Forward, place: Place) -> Forward:
             return own(input)
         x, dtype = lowered(input)
         return apply(LinearSplit, x, place, LinearCall(weight, bias, queue, dtype))
+
+    return forward
+
+
+def attention(module: nn.MultiheadAttention, own: Forward, place: Place) -> Forward:
+    """The split forward of a `MultiheadAttention`."""
+
+    def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        queue = place.queue
+        if queue is None or not weight.requires_grad or not may_split(x, weight, bias):
+            return functional.linear(x, weight, bias)
+        x, dtype = lowered(x)
+        return apply(LinearSplit, x, place, LinearCall(weight, bias, queue, dtype))
+
+    split = attention_with(project)
+
+    def forward(*inputs: Any, **named: Any) -> Any:
+        # what is being compiled must see torch's own function
+        return own(*inputs, **named) if torch.compiler.is_compiling() else split(module, *inputs, **named)
 
     return forward
 
@@ -261,6 +281,7 @@ def rms_norm(module: nn.RMSNorm, own: Forward, place: Place) -> Forward:
 
 KINDS: Kinds = {
     nn.Linear: linear,
+    nn.MultiheadAttention: attention,
     nn.Embedding: embedding,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,

@@ -43,7 +43,6 @@ def require_one_stage_a_rank(problem: Problem, name: str) -> tuple[int, ...]:
         If a rank holds several stages, or microbatches take different routes.
     """
     placement = problem.placement
-    route = placement.routes[0]
     for rank in range(placement.ranks):
         held = placement.stages_of(rank)
         if len(held) > 1:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from zbsolve.catalog.conditions import require_looped, require_split
 from zbsolve.catalog.schedule import Member, Schedule, backward, ordered
@@ -40,7 +41,7 @@ def _even_groups(ranks: int, microbatches: int) -> list[range]:
     count = max(1, microbatches // ranks)
     small, larger = divmod(microbatches, count)
     starts = [small * k + min(k, larger) for k in range(count + 1)]
-    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(starts)]
 
 
 @dataclass(frozen=True, slots=True)

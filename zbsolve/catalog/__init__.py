@@ -6,7 +6,16 @@ the problem's memory limit is returned all the same: `check` and `metrics` tell.
 
 from __future__ import annotations
 
-from zbsolve.catalog import bidirectional, interleaved, looped, one_f_one_b, sequential, zb_v, zero_bubble
+from zbsolve.catalog import (
+    bidirectional,
+    controllable_memory,
+    interleaved,
+    looped,
+    one_f_one_b,
+    sequential,
+    zb_v,
+    zero_bubble,
+)
 from zbsolve.catalog.schedule import Member, Schedule
 from zbsolve.errors import InvalidInput
 from zbsolve.problem import Problem
@@ -14,7 +23,7 @@ from zbsolve.timetable import Order
 
 __all__ = ["Schedule", "baseline", "schedules"]
 
-_FAMILIES = (sequential, one_f_one_b, looped, interleaved, zero_bubble, bidirectional, zb_v)
+_FAMILIES = (sequential, one_f_one_b, looped, interleaved, zero_bubble, zb_v, controllable_memory, bidirectional)
 _MEMBERS: dict[str, Member] = {member.schedule.name: member for family in _FAMILIES for member in family.MEMBERS}
 
 

@@ -6,97 +6,24 @@ torch-zb-v    torch's fixed rule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from zbsolve.catalog.conditions import require_split, require_v
-from zbsolve.catalog.schedule import Member, Schedule, ordered
-from zbsolve.catalog.zb_v_greedy import FILLS, LegCosts, Step, run
+from zbsolve.catalog.schedule import Member, Schedule
+from zbsolve.catalog.v_shape import LegCosts, Step, VShape
+from zbsolve.catalog.zb_v_greedy import FILLS, run
 from zbsolve.metrics import peak_bytes
-from zbsolve.opgraph import KINDS, Int64, OpGraph
-from zbsolve.ops import Kind, Op
+from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
 from zbsolve.simulate import Timer
 from zbsolve.timetable import Order
 
 __all__ = ["MEMBERS"]
 
-_KIND_OF_LEG = (Kind.FORWARD, Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_INPUT)
-_FIRST_CHUNK = (0, 3)
-
-
 # ----------------------------------------------------------------------------------- greedy
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """The ranks of a V from its top, and what they run on each leg of a microbatch's way."""
-
-    down: tuple[int, ...]
-
-    def stage(self, leg: int, place: int) -> int:
-        return place if leg in _FIRST_CHUNK else 2 * len(self.down) - 1 - place
-
-    def by_place(self, leg: int, by_stage: Sequence[int]) -> list[int]:
-        """The figures of a leg from those of the stages."""
-        return [by_stage[self.stage(leg, place)] for place in range(len(self.down))]
-
-    def order(self, problem: Problem, rows: Sequence[Sequence[Step]]) -> Order:
-        return ordered(
-            problem,
-            {
-                rank: [
-                    Op(Kind.BACKWARD_WEIGHT if weight else _KIND_OF_LEG[leg], self.stage(leg, place), microbatch)
-                    for leg, microbatch, weight in rows[place]
-                ]
-                for place, rank in enumerate(self.down)
-            },
-        )
-
-
-def _read_costs(graph: OpGraph, shape: _Shape) -> LegCosts:
-    """One figure a stage: the median duration over its microbatches, and the most bytes and lag."""
-    stages, microbatches = graph.problem.placement.stages, graph.problem.microbatches
-    nodes = np.empty((len(KINDS), stages, microbatches), dtype=np.int64)
-    nodes[graph.kind, graph.stage, graph.microbatch] = np.arange(len(graph))
-    forward, backward, weight = (
-        nodes[KINDS.index(k)] for k in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
-    )
-    lag = np.zeros(len(graph), dtype=np.int64)
-    np.maximum.at(lag, graph.arc_head, graph.arc_lag_ns)
-
-    def median(of: Int64) -> list[int]:
-        middle: list[int] = np.sort(graph.duration_ns[of], axis=1)[:, microbatches // 2].tolist()
-        return middle
-
-    def most(of: Int64, values: Int64) -> list[int]:
-        largest: list[int] = values[of].max(axis=1).tolist()
-        return largest
-
-    none = [0] * len(shape.down)
-    change = graph.start_bytes + graph.end_bytes
-    held, left, workspace = most(forward, change), most(weight, -change), most(weight, graph.start_bytes)
-    free = (graph.limit_bytes - graph.base_bytes)[list(shape.down)].tolist()
-    both = zip(shape.by_place(0, workspace), shape.by_place(1, workspace), strict=True)
-    f, b, w, down, up = median(forward), median(backward), median(weight), most(forward, lag), most(backward, lag)
-    return LegCosts(
-        duration=[shape.by_place(leg, of) for leg, of in enumerate((f, f, b, b))],
-        lag=[shape.by_place(leg, of) for leg, of in enumerate((down, down, up, up))],
-        weight=[none, none, shape.by_place(2, w), shape.by_place(3, w)],
-        activation=[shape.by_place(0, held), shape.by_place(1, held), none, none],
-        kept=[none, none, shape.by_place(2, left), shape.by_place(3, left)],
-        room=[room - max(of_rank) for room, of_rank in zip(free, both, strict=True)],
-    )
-
-
-def _levelled(costs: LegCosts, level: Callable[[list[int]], int]) -> LegCosts:
-    """All chunks alike: knowing less, the greedy often does better."""
-    ranks = len(costs.room)
-    f, b = ([level([v for leg in legs for v in costs.duration[leg]])] * ranks for legs in ((0, 1), (2, 3)))
-    w, none = [level([v for leg in (2, 3) for v in costs.weight[leg]])] * ranks, [0] * ranks
-    return replace(costs, duration=[f, f, b, b], weight=[none, none, w, w])
 
 
 def _upper_median(values: list[int]) -> int:
@@ -110,7 +37,7 @@ def _mean(values: list[int]) -> int:
 def _runs(costs: LegCosts, microbatches: int) -> Iterator[list[list[Step]]]:
     """The rows of each different run: four settings, on the true costs, their medians and their means."""
     seen = []
-    for view in (costs, _levelled(costs, _upper_median), _levelled(costs, _mean)):
+    for view in (costs, costs.levelled(_upper_median), costs.levelled(_mean)):
         if view in seen:
             continue
         seen.append(view)
@@ -129,11 +56,11 @@ def zb_v(problem: Problem) -> Order:
         If the placement is no V, or B and W may not stand apart.
     """
     require_split(problem, "zb-v")
-    shape = _Shape(require_v(problem, "zb-v"))
+    shape = VShape(require_v(problem, "zb-v"))
     graph = OpGraph.build(replace(problem, memory_limit=_at_least_1x(problem)))
     work = np.bincount(graph.lane, weights=graph.duration_ns).max()
     best: tuple[int, int, Order] | None = None
-    for rows in _runs(_read_costs(graph, shape), problem.microbatches):
+    for rows in _runs(shape.costs(graph), problem.microbatches):
         order = shape.order(problem, rows)
         nodes = graph.encode(order)
         timer = Timer(graph, nodes)
@@ -168,7 +95,7 @@ def torch_zb_v(problem: Problem) -> Order:
         If the placement is no V, or B and W may not stand apart.
     """
     require_split(problem, "torch-zb-v")
-    shape = _Shape(require_v(problem, "torch-zb-v"))
+    shape = VShape(require_v(problem, "torch-zb-v"))
     ranks = len(shape.down)
     planned = max(2 * ranks - 1, problem.microbatches)
     rows = [

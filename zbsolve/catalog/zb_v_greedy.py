@@ -14,45 +14,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-__all__ = ["FILLS", "LegCosts", "Step", "run"]
+from zbsolve.catalog.v_shape import LegCosts, Step, VShape
+
+__all__ = ["FILLS", "run"]
 
 DOWN, UP, BACK_DOWN, BACK_UP = range(4)
 FORWARD_LEGS, BACKWARD_LEGS = (DOWN, UP), (BACK_DOWN, BACK_UP)
 
 FILLS = ((True, True), (True, False), (False, True), (False, False))
 """Whether one more weight pass may close a gap before a forward, and before a backward on its way down."""
-
-Step = tuple[int, int, bool]
-"""A leg, a microbatch, and whether it is the weight pass of that leg instead of the leg itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegCosts:
-    """What the greedy believes; ranks from the top of the V, times in ns, memory in bytes.
-
-    Parameters
-    ----------
-    duration
-        By leg and rank.
-    lag
-        By leg and rank: from the operation that this one follows, as the microbatch goes.
-    weight
-        By leg and rank: the weight pass that goes with a backward leg; 0 on the others.
-    activation, kept
-        By leg and rank: what a forward leg holds from its start, what a backward leg leaves at its end and its
-        weight pass frees, 0 on the others; a backward leg also frees what its forward leg held.
-    room
-        The memory limit of each rank, net of all that is always there.
-    """
-
-    duration: Sequence[Sequence[int]]
-    lag: Sequence[Sequence[int]]
-    weight: Sequence[Sequence[int]]
-    activation: Sequence[Sequence[int]]
-    kept: Sequence[Sequence[int]]
-    room: Sequence[int]
 
 
 class _State:
@@ -63,6 +34,7 @@ class _State:
         self.fill_before_forward, self.fill_on_way_down = fills
         self.ranks = len(costs.room)
         self.last = self.ranks - 1
+        self.shape = VShape(tuple(range(self.ranks)))
         self.slack = [max(approved) - bubble for bubble in approved] if approved else [0] * self.ranks
         self.free, self.held, self.bubble = ([0] * self.ranks for _ in range(3))
         self.rows: list[list[Step]] = [[] for _ in range(self.ranks)]
@@ -77,11 +49,8 @@ class _State:
     def arrival(self, leg: int, rank: int) -> int | None:
         """When the input of the next operation of a leg is there; None if what makes it is not placed yet."""
         place, lag = self.count(leg, rank), self.costs.lag[leg][rank]
-        if leg in (DOWN, BACK_DOWN):
-            source = (leg, rank - 1) if rank else (leg - 1, rank)
-        else:
-            source = (leg, rank + 1) if rank < self.last else (leg - 1, rank)
-        if source[0] < 0:
+        source = self.shape.source(leg, rank)
+        if source is None:
             return 0
         made = self.ends[source[0]][source[1]]
         return made[place] + lag if place < len(made) else None

@@ -13,13 +13,12 @@ left. Last, the free units are dropped: what counts is each rank's order, run as
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zbsolve.catalog.v_shape import LegCosts, Step, VShape
+from zbsolve.catalog.v_shape import Step, VShape
 
-__all__ = ["INTERVAL", "Block", "place_late_weights", "reordered"]
+__all__ = ["INTERVAL", "Block", "reordered"]
 
 INTERVAL = 6
 """Units from one microbatch to the next."""
@@ -203,56 +202,3 @@ def reordered(block: Block, microbatches: int, peak: int) -> list[list[Step]]:
     if not block.whole:
         grid.reorder_ramp_down()
     return grid.rows()
-
-
-def place_late_weights(rows: list[list[Step]], costs: LegCosts, peak: int) -> list[list[Step]]:
-    """The same rows with the weight passes of the ramp down placed by what the operations cost.
-
-    Those after a rank's last forward of its first chunk run where a wait is long enough for them or a
-    forward needs their memory, and else last.
-    """
-    shape = VShape(tuple(range(len(rows))))
-    fixed = [row[: 1 + max(k for k, step in enumerate(row) if step[0] == 0)] for row in rows]
-    queue = [
-        deque([*head, *(step for step in row[len(head) :] if not step[2])])
-        for row, head in zip(rows, fixed, strict=True)
-    ]
-    late = [{step[:2] for step in row[len(head) :] if step[2]} for row, head in zip(rows, fixed, strict=True)]
-    made: list[list[Step]] = [[] for _ in rows]
-    pending: list[deque[tuple[int, int]]] = [deque() for _ in rows]
-    free, held = [0] * len(rows), [0] * len(rows)
-    end: dict[Place, int] = {}
-
-    def run(place: int, step: Step, arrival: int) -> None:
-        leg, j, weight = step
-        took = costs.weight[leg][place] if weight else costs.duration[leg][place]
-        free[place] = end[place, step] = max(free[place], arrival) + took
-        held[place] += (leg < 2) - weight
-        if leg >= 2 and not weight and (leg, j) in late[place]:
-            pending[place].append((leg, j))
-        made[place].append(step)
-
-    def arrival_of(place: int, step: Step) -> int | None:
-        leg, j, weight = step
-        source = None if weight else shape.source(leg, place)
-        if source is None:
-            return 0
-        ended = end.get((source[1], (source[0], j, False)))
-        return None if ended is None else ended + costs.lag[leg][place]
-
-    moved = True
-    while moved:
-        moved = False
-        for place, steps in enumerate(queue):
-            while steps and (arrival := arrival_of(place, steps[0])) is not None:
-                needs_memory = steps[0][0] < 2 and held[place] >= peak
-                if pending[place] and (
-                    needs_memory or free[place] + costs.weight[pending[place][0][0]][place] <= arrival
-                ):
-                    run(place, (*pending[place].popleft(), True), 0)
-                else:
-                    run(place, steps.popleft(), arrival)
-                moved = True
-    for place, left in enumerate(pending):
-        made[place] += [(leg, j, True) for leg, j in left]
-    return made

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import permutations
 
-from zbsolve.catalog.building_block import INTERVAL, Block, place_late_weights, reordered
+from zbsolve.catalog.building_block import INTERVAL, Block, reordered
 from zbsolve.catalog.conditions import require_split, require_v
 from zbsolve.catalog.schedule import Member, Schedule
 from zbsolve.catalog.v_shape import VShape
+from zbsolve.catalog.weight_passes import gradients_first, late_weights
 from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
 from zbsolve.simulate import Timer
@@ -61,7 +62,8 @@ def _split(problem: Problem, name: str, block_of: Callable[[int, int], Legs], mi
         if block.peak > peak:
             continue
         rows = reordered(block, problem.microbatches, peak)
-        for candidate in (rows, place_late_weights(rows, costs, peak)):
+        hurried = gradients_first(rows, costs)
+        for candidate in (rows, late_weights(rows, costs, peak), hurried, late_weights(hurried, costs, peak)):
             order = shape.order(problem, candidate)
             if order not in orders:
                 timer = Timer(graph, graph.encode(order))

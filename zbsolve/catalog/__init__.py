@@ -9,6 +9,7 @@ from __future__ import annotations
 from zbsolve.catalog import (
     bidirectional,
     controllable_memory,
+    hanayo,
     interleaved,
     looped,
     one_f_one_b,
@@ -23,7 +24,17 @@ from zbsolve.timetable import Order
 
 __all__ = ["Schedule", "baseline", "schedules"]
 
-_FAMILIES = (sequential, one_f_one_b, looped, interleaved, zero_bubble, zb_v, controllable_memory, bidirectional)
+_FAMILIES = (
+    sequential,
+    one_f_one_b,
+    looped,
+    interleaved,
+    zero_bubble,
+    zb_v,
+    controllable_memory,
+    bidirectional,
+    hanayo,
+)
 _MEMBERS: dict[str, Member] = {member.schedule.name: member for family in _FAMILIES for member in family.MEMBERS}
 
 

@@ -23,7 +23,7 @@ from zbsolve.timetable import Order
 __all__ = ["MEMBERS"]
 
 _FORWARD, _WEIGHT = KINDS.index(Kind.FORWARD), KINDS.index(Kind.BACKWARD_WEIGHT)
-_BELIEFS = (
+_BELIEFS: tuple[dict[Kind, int], ...] = (
     {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.BACKWARD_INPUT: 1, Kind.BACKWARD_WEIGHT: 1},
     {Kind.FORWARD: 2, Kind.BACKWARD: 2, Kind.BACKWARD_INPUT: 1, Kind.BACKWARD_WEIGHT: 1},
 )
@@ -96,8 +96,9 @@ class _FirstCome:
 def hanayo(problem: Problem) -> Order:
     """Hanayo on a wave: 1F1B by what is there first, with at most p microbatches under way.
 
-    Made once for the costs and once for backwards twice as long as forwards without latency, as in the
-    paper; the better of the two on the costs.
+    Bubble time (p-1)(F+B+W) of one chunk at equal stages, F = B+W, p dividing m and no latency: half of
+    1F1B's with the same layers on one wave, a quarter on two. Made for the costs, for whole backwards twice
+    as long as forwards and for ones as long, both without latency; the best of the three on the costs.
 
     Raises
     ------
@@ -111,9 +112,9 @@ def hanayo(problem: Problem) -> Order:
             both = (Op(Kind.FORWARD, stage, microbatch), *backward(problem, stage, microbatch))
             ops[problem.rank_of(both[0])] += both
     graph = OpGraph.build(problem, ops)
+    no_lag = [0] * len(graph.arc_head)
     believed = [(graph.duration_ns.tolist(), graph.arc_lag_ns.tolist())]
-    for lengths in _BELIEFS:
-        believed.append(([lengths[KINDS[kind]] for kind in graph.kind.tolist()], [0] * len(graph.arc_head)))
+    believed += [([lengths[KINDS[kind]] for kind in graph.kind.tolist()], no_lag) for lengths in _BELIEFS]
     best: tuple[int, list[list[int]]] | None = None
     for duration, lag in believed:
         rows = _FirstCome(graph, duration, lag).run(under_way=ranks)

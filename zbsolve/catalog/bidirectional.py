@@ -209,7 +209,7 @@ MEMBERS = (
             name="dualpipe-v",
             family="bidirectional",
             placement="v",
-            source="DualPipeV, after DeepSeek-V3, arXiv 2412.19437; as torch.distributed.pipelining.ScheduleDualPipeV",
+            source="DualPipeV, after DeepSeek-V3, arXiv 2412.19437; as torch's ScheduleDualPipeV",
             needs="a V, at least 2p microbatches; B and W apart",
         ),
         dualpipe_v,

@@ -70,7 +70,7 @@ MEMBERS = (
             name="torch-looped-bfs",
             family="breadth-first",
             placement="looped",
-            source="torch.distributed.pipelining.ScheduleLoopedBFS, after arXiv 2211.05953",
+            source="torch's ScheduleLoopedBFS, after arXiv 2211.05953",
             needs="several stages a rank, in laps; memory for all microbatches",
         ),
         torch_looped_bfs,

@@ -153,13 +153,11 @@ def _member(name: str, build: Callable[[Problem], Order], source: str, extra: st
 
 
 MEMBERS = (
-    _member(
-        "zb-v", zb_v, "arXiv 2401.10241", "keeps the memory limit, which must be 1x at least; 1x where there is none"
-    ),
+    _member("zb-v", zb_v, "arXiv 2401.10241", "keeps the memory limit if that is 1x at least, else 1x"),
     _member(
         "torch-zb-v",
         torch_zb_v,
-        "torch.distributed.pipelining.ScheduleZBVZeroBubble, after arXiv 2401.10241",
+        "torch's ScheduleZBVZeroBubble, after arXiv 2401.10241",
         "memory of p microbatches",
     ),
 )

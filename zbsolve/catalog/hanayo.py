@@ -49,6 +49,8 @@ class _FirstCome:
         self.arrival, self.free = [0] * len(graph), [0] * graph.ranks
         self.there: list[list[int]] = [[] for _ in range(graph.ranks)]
         self.rows: list[list[int]] = [[] for _ in range(graph.ranks)]
+        self.next: list[tuple[int, bool, int, int, int] | None] = [None] * graph.ranks
+        self.touched: set[int] = set()
         first = [node for node, waits in enumerate(self.waits) if not waits]
         self.entering = sorted(first, key=self.microbatch.__getitem__, reverse=True)
 
@@ -56,27 +58,36 @@ class _FirstCome:
         """The nodes of each rank in the order they start, with at most so many microbatches between start and end."""
         for _ in range(under_way):
             self.admit()
-        while any(self.there):
-            node = min((min(nodes, key=self.urgency) for nodes in self.there if nodes), key=self.urgency)
+        while True:
+            for rank in self.touched:
+                self.next[rank] = min((self.urgency(node) for node in self.there[rank]), default=None)
+            self.touched.clear()
+            chosen = min((first for first in self.next if first), default=None)
+            if chosen is None:
+                return self.rows
+            node = chosen[-1]
             self.there[self.rank[node]].remove(node)
             self.start(node)
-        return self.rows
 
     def admit(self) -> None:
         if self.entering:
-            node = self.entering.pop()
-            self.there[self.rank[node]].append(node)
+            self.arrive(self.entering.pop())
 
-    def urgency(self, node: int) -> tuple[int, bool, int, int]:
-        """When it can start; then backwards first, then what is furthest on its way, then what came first."""
+    def arrive(self, node: int) -> None:
+        self.there[self.rank[node]].append(node)
+        self.touched.add(self.rank[node])
+
+    def urgency(self, node: int) -> tuple[int, bool, int, int, int]:
+        """When it can start; then backwards first, then what is furthest on its way, then what came first; the node."""
         forward = self.kind[node] == _FORWARD
         further = -self.stage[node] if forward else self.stage[node]
-        return max(self.free[self.rank[node]], self.arrival[node]), forward, further, self.microbatch[node]
+        return max(self.free[self.rank[node]], self.arrival[node]), forward, further, self.microbatch[node], node
 
     def start(self, node: int) -> None:
         rank = self.rank[node]
         end = self.free[rank] = max(self.free[rank], self.arrival[node]) + self.duration[node]
         self.rows[rank].append(node)
+        self.touched.add(rank)
         followers = []
         for arc in self.out[node]:
             follower = self.head[arc]
@@ -88,7 +99,7 @@ class _FirstCome:
             if self.kind[follower] == _WEIGHT:
                 self.start(follower)
             else:
-                self.there[self.rank[follower]].append(follower)
+                self.arrive(follower)
         if not self.stage[node] and self.kind[node] not in (_FORWARD, _WEIGHT):
             self.admit()
 

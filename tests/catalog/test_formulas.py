@@ -97,6 +97,15 @@ def test_the_steady_part_of_v_half_stays_free_of_bubbles_on_other_costs(forward,
         assert max(bubbles) == min(bubbles)
 
 
+@pytest.mark.parametrize(("forward", "backward", "weight"), [(1, 1, 1), (2, 3, 2), (1, 3, 3), (3, 4, 3)])
+def test_the_steady_part_of_1f1b_v_is_free_of_bubbles_where_backwards_are_long(forward, backward, weight):
+    assert backward + weight >= 2 * forward
+    for ranks in (3, 4, 5, 8):
+        short, long = (uniform(Placement.v(ranks), rounds * ranks, forward, backward, weight) for rounds in (3, 5))
+        assert bubble_ns("1f1b-v", short) == bubble_ns("1f1b-v", long)
+        assert max(figures("1f1b-v", long).peak_bytes) == 2 * 2 * (2 * ranks // 3 + 1)
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])
 def test_chimera(ranks):
     """With slots of equal length p - 2 of them are lost; a rank holds p/2 + 1 to p microbatches of one stage each."""

@@ -132,7 +132,9 @@ def _pairs_left(forwards: list[int]) -> tuple[int, ...]:
 
 
 def one_f_one_b_v(problem: Problem) -> Order:
-    """1F1B on a V, backwards whole: about two thirds of 1F1B's memory, and less bubble at F = B = W.
+    """1F1B on a V, backwards whole: the memory of 2p//3 + 1 microbatches, and less bubble at F = B = W.
+
+    The order does not look at costs; no bubble in the steady part at equal stages where B+W >= 2F.
 
     Raises
     ------
@@ -158,7 +160,7 @@ def _member(name: str, build: Callable[[Problem], Order], needs: str) -> Member:
 
 
 MEMBERS = (
-    _member("1f1b-v", one_f_one_b_v, "a V; memory of about 2p/3 microbatches"),
+    _member("1f1b-v", one_f_one_b_v, "a V; memory of 2p//3 + 1 microbatches"),
     _member("v-half", v_half, "a V; B and W apart; memory of (p+2)//2 microbatches"),
     _member("v-min", v_min, "a V; B and W apart; memory of (p+4)//3 microbatches"),
 )

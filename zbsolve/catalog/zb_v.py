@@ -48,7 +48,8 @@ def _runs(costs: LegCosts, microbatches: int) -> Iterator[list[list[Step]]]:
 def zb_v(problem: Problem) -> Order:
     """ZB-V: the greedy's best order at the problem's memory limit; at 1x where it has none or less.
 
-    About no bubble at F = B = W, with the memory of 1F1B, p microbatches.
+    About no bubble at F = B = W, with the memory of 1F1B, p microbatches. The limit is kept where the two
+    chunks of a rank hold as much; where they do not, an order that keeps it is taken if there is one.
 
     Raises
     ------
@@ -153,7 +154,12 @@ def _member(name: str, build: Callable[[Problem], Order], source: str, extra: st
 
 
 MEMBERS = (
-    _member("zb-v", zb_v, "arXiv 2401.10241", "keeps the memory limit if that is 1x at least, else 1x"),
+    _member(
+        "zb-v",
+        zb_v,
+        "arXiv 2401.10241",
+        "keeps the memory limit if that is 1x at least, else 1x, on chunks that hold as much",
+    ),
     _member(
         "torch-zb-v",
         torch_zb_v,

@@ -130,25 +130,33 @@ class _State:
         """From the top, ranks that have done less than the one before alternate both legs until they match."""
         leg = DOWN
         for rank in range(1, self.ranks):
-            while self.is_behind(rank):
+            stuck = 0
+            while self.is_behind(rank) and stuck < len(FORWARD_LEGS):
+                stuck += 1
                 for below in reversed(range(rank, self.ranks)):
-                    if self.can(leg, below):
+                    if self.can(leg, below) and self.has_room(leg, below, ahead=leg == DOWN):
                         self.put(leg, below)
+                        stuck = 0
                 leg = UP if leg == DOWN else DOWN
 
     def is_behind(self, rank: int) -> bool:
         mine, above = ([self.count(leg, r) for leg in FORWARD_LEGS] for r in (rank, rank - 1))
-        if not any(self.can(leg, below) for leg in FORWARD_LEGS for below in range(rank, self.ranks)):
-            return False
         return sum(mine) < sum(above) or mine[UP] <= above[UP] < self.microbatches
+
+    def has_room(self, leg: int, rank: int, *, ahead: bool) -> bool:
+        """Whether memory allows a forward, and with `ahead` the one of the other leg after it."""
+        held, needs = self.held[rank], self.costs.activation
+        return held + needs[leg][rank] + (needs[UP][rank] if ahead else 0) <= self.costs.room[rank]
 
     # ------------------------------------------------------------ rounds
 
     def rounds(self) -> None:
         while any(self.left(BACK_UP, rank) for rank in range(self.ranks)):
+            # where chunks differ in size memory may stop all forwards that the backwards wait for: then it is exceeded
             moved = self.backward_round()
-            moved = self.forward_round() or moved
-            assert moved, "a round without progress"
+            moved = self.forward_round(exceed=False) or moved
+            if not moved:
+                self.forward_round(exceed=True)
 
     def backward_round(self) -> bool:
         later = [rank for rank in range(self.ranks) if self.can(BACK_UP, rank)]
@@ -162,14 +170,15 @@ class _State:
                 moved = True
         return moved
 
-    def forward_round(self) -> bool:
+    def forward_round(self, *, exceed: bool) -> bool:
         moved = False
         for rank in range(self.ranks):
             leg = UP if self.can(UP, rank) else DOWN
             if self.can(leg, rank):
                 self.make_ready(leg, rank, fill=self.fill_before_forward)
-                self.put(leg, rank)
-                moved = True
+                if exceed or self.has_room(leg, rank, ahead=False):
+                    self.put(leg, rank)
+                    moved = True
         return moved
 
     def finish(self) -> None:

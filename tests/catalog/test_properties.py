@@ -167,12 +167,12 @@ def test_a_short_last_group_makes_no_circle(ranks):
     """Counts of warm-up forwards alone would make ranks wait for each other where m mod p is below p - 2."""
     eased = set()
     for microbatches in range(1, 4 * ranks):
-        problem = uniform(Placement.looped(ranks, 2), microbatches)
+        problem = uniform(Placement.looped(ranks, 3), microbatches)
         order = baseline("interleaved-1f1b", problem)
         assert violations(problem, order) == ()
         group = min(ranks, microbatches)
         for rank, row in enumerate(order.rows):
-            ahead = group + 2 * (ranks - 1 - rank) + 1
+            ahead = 2 * group + 2 * (ranks - 1 - rank) + 1
             balance = 0
             for op in row:
                 balance += 1 if op.kind.letter == "F" else -1

@@ -144,9 +144,12 @@ def _windows(
     sizes = relaxation.numbers
     if sum(sizes) != problem.microbatches or not all(sizes):
         return Verdict("wrong", f"{relaxation.name} does not cover the {problem.microbatches} microbatches")
+    route = problem.placement.routes[0]
+    if relaxation.at not in route:
+        return Verdict("wrong", f"{relaxation.name} counts on a rank that the problem does not have")
     unit = relaxation.unit_ns or exact_unit(problem)
     line = read_line(problem, unit)
-    windows = Windows(line, -(-value_ns // unit), tuple(range(len(line.ranks))))
+    windows = Windows(line, -(-value_ns // unit), tuple(range(len(line.ranks))), route.index(relaxation.at))
     for _ in climb(windows, longest=max(sizes), limits=limits):
         if windows.total(sizes) * unit >= value_ns:
             return Verdict("verified", f"{relaxation.name}, solved again, gives at least {value_ns} ns")

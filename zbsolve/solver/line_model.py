@@ -40,11 +40,13 @@ class Question:
     Parameters
     ----------
     kind
-        ``"whole"``: the value. ``"prefix"``: from the first F of the first rank to its F number
-        `microbatches`, counted from 0, of those and all before it. ``"suffix"``: from the first F of the
-        first rank to the end of `microbatches` microbatches, there (period) or everywhere (makespan).
+        ``"whole"``: the value. ``"prefix"``: from the first F of the marked rank to its F number
+        `microbatches`, counted from 0. ``"suffix"``: from the first F of the marked rank to the end of
+        `microbatches` microbatches, on the first rank (period) or everywhere (makespan).
     microbatches
         How many there are; those before and after are left out.
+    mark
+        The rank on which prefixes and suffixes are counted; 0 for the whole.
     kept
         The ranks to keep exactly, as positions in the line.
     prefixes, suffixes
@@ -58,6 +60,7 @@ class Question:
     kind: Literal["whole", "prefix", "suffix"]
     microbatches: int
     kept: Collection[int]
+    mark: int = 0
     prefixes: Mapping[int, int] = field(default_factory=dict)
     suffixes: Mapping[int, int] = field(default_factory=dict)
     least: int = 0
@@ -121,9 +124,8 @@ def ask(line: Line, question: Question, limits: Limits) -> Answer:
     solver.parameters.num_workers = limits.workers
     solver.parameters.random_seed = limits.seed % 2**31
     if question.kind != "whole":
-        solver.parameters.linearization_level = (
-            0  # small models: precedences and conflicts say more than a linear program
-        )
+        # from below: "is there less than this?" is refuted fast, while good answers are hard to find
+        solver.parameters.use_objective_lb_search = True
     if limits.deterministic is not None:
         solver.parameters.max_deterministic_time = max(0.001, limits.deterministic)
         solver.parameters.interleave_search = limits.workers > 1
@@ -165,33 +167,45 @@ def _build(line: Line, question: Question) -> cp_model.CpModel:
 
     model = cp_model.CpModel()
     answer = model.new_int_var(question.least, question.most, "answer")
-    whole = forwards = question.microbatches
-    if question.kind == "prefix":
-        # before F number h of the first rank starts, number h - K must be back; later ones are not waited for
-        forwards = question.microbatches + 1
-        whole = max(0, forwards - line.ranks[0].in_flight)
+    mark = question.mark
+    # before the first F of the marked rank only F's of earlier ranks need to run, at most K each
+    begin = sum(r.forward * r.in_flight + r.down for r in line.ranks[:mark])
+    forwards, gradients = _needed(line, question)
     ranks = [
-        _rank(model, cost, whole if s else forwards, whole, question.most, kept=s in question.kept)
+        _rank(model, cost, forwards[s], gradients[s], begin + question.most, kept=s in question.kept)
         for s, cost in enumerate(line.ranks)
     ]
-    first = ranks[0]
-    model.add(first.forwards[0] == 0)
+    model.add(ranks[mark].forwards[0] == begin)
     _chains(model, ranks)
     for rank in ranks:
         if rank.weights:
-            _keep(model, rank, question.most)
-    _bring_in(model, first, question, answer)
+            _keep(model, rank, begin + question.most)
+    _bring_in(model, ranks[mark], question, begin, answer)
     if question.kind != "prefix":
-        _spans(model, line, ranks, question, answer)
+        _spans(model, line, ranks, question, begin, answer)
     if not question.only_exists:
         model.minimize(answer)
     return model
 
 
+def _needed(line: Line, question: Question) -> tuple[list[int], list[int]]:
+    """How many F's and how many gradients of each rank the question is about.
+
+    A prefix ends with F number h of the marked rank. For that rank s and all before it, number h - K must be back by
+    then, and so must it be on all later ranks; nothing else is waited for.
+    """
+    count, ranks = question.microbatches, range(len(line.ranks))
+    if question.kind != "prefix":
+        return [count for _ in ranks], [count for _ in ranks]
+    back = [max(0, count + 1 - r.in_flight) for r in line.ranks[: question.mark + 1]]
+    gradients = [max(back[: s + 1]) for s in ranks]
+    return [count + 1 if s <= question.mark else gradients[s] for s in ranks], gradients
+
+
 def _rank(model: cp_model.CpModel, cost: LineRank, forwards: int, gradients: int, horizon: int, *, kept: bool) -> _Rank:
     """Variables of one rank, and what holds of every rank by itself.
 
-    F's and gradients of all ranks lie within the first rank's span. W's may come later on other ranks, but no
+    F's and gradients of all ranks lie before the horizon. W's may come later on other ranks, but no
     later than one after the other from there on.
     """
 
@@ -241,6 +255,40 @@ def _keep(model: cp_model.CpModel, rank: _Rank, horizon: int) -> None:
     )
     if len(rank.forwards) * max(cost.held, cost.keep) <= cost.room:
         return
+    if cost.keep <= cost.held:
+        _limit_at_forwards(model, rank)
+    else:
+        _limit_always(model, rank, horizon)
+
+
+def _limit_at_forwards(model: cp_model.CpModel, rank: _Rank) -> None:
+    """Memory where it never grows but at the start of an F.
+
+    F number j starts with y gradients done, so a = j + 1 - y microbatches are in flight, and at most b(a) others
+    may wait for W: W number y - b(a) - 1 is over. It is enough to say so wherever F j is known to come before B
+    number y: with y' < y gradients done b(a') <= b(a) - (y - y') would be asked, which is no less.
+    """
+    cost = rank.cost
+    for j, forward in enumerate(rank.forwards):
+        for y in range(max(0, j + 1 - cost.in_flight), j + 1):
+            in_flight = j + 1 - y
+            if not cost.keep:
+                break
+            over = y - (cost.room - in_flight * cost.held) // cost.keep - 1
+            if over < 0 or over >= len(rank.weights):
+                continue
+            if y >= len(rank.gradients) or y == j:
+                model.add(forward >= rank.weight_end(over))
+                continue
+            ahead = model.new_bool_var("")
+            model.add(rank.gradients[y] >= forward + cost.forward).only_enforce_if(ahead)
+            model.add(forward >= rank.gradient_end(y)).only_enforce_if(~ahead)
+            model.add(forward >= rank.weight_end(over)).only_enforce_if(ahead)
+
+
+def _limit_always(model: cp_model.CpModel, rank: _Rank, horizon: int) -> None:
+    """Memory as bytes held from start to end, at all times."""
+    cost = rank.cost
     stays = min(cost.held, cost.keep)
     spans, sizes = [], []
     end_of_all = horizon + (len(rank.weights) + 1) * cost.weight + cost.gradient + cost.forward
@@ -248,9 +296,8 @@ def _keep(model: cp_model.CpModel, rank: _Rank, horizon: int) -> None:
         pieces: tuple[tuple[Any, Any, int], ...] = ((forward, end_of_all, cost.held),)
         if j < len(rank.gradients):
             pieces = (
-                (forward, rank.gradient_end(j), max(0, cost.held - cost.keep)),
                 (forward, rank.weight_end(j), stays),
-                (rank.gradients[j], rank.weight_end(j), max(0, cost.keep - cost.held)),
+                (rank.gradients[j], rank.weight_end(j), cost.keep - stays),
             )
         for start, end, size in pieces:
             if size:
@@ -264,30 +311,35 @@ def _keep(model: cp_model.CpModel, rank: _Rank, horizon: int) -> None:
             model.add(after >= before + cost.weight)
 
 
-def _bring_in(model: cp_model.CpModel, first: _Rank, question: Question, answer: cp_model.IntVar) -> None:
+def _bring_in(model: cp_model.CpModel, marked: _Rank, question: Question, begin: int, answer: cp_model.IntVar) -> None:
     """What is proven of shorter stretches of microbatches, for each of them."""
-    starts = first.forwards
+    starts = marked.forwards
     for size, least in question.prefixes.items():
         for before, after in zip(starts, starts[size:], strict=False):
             model.add(after >= before + least)
     if question.kind == "prefix":
-        model.add(answer >= starts[-1])
+        model.add(answer >= starts[-1] - begin)
         return
     for size, least in question.suffixes.items():
         if size <= len(starts):
-            model.add(answer >= starts[-size] + least)
+            model.add(answer >= starts[-size] - begin + least)
 
 
 def _spans(
-    model: cp_model.CpModel, line: Line, ranks: list[_Rank], question: Question, answer: cp_model.IntVar
+    model: cp_model.CpModel,
+    line: Line,
+    ranks: list[_Rank],
+    question: Question,
+    begin: int,
+    answer: cp_model.IntVar,
 ) -> None:
     """The answer is at least the span of a rank; where times were rounded, of a later one less a unit."""
     for s, rank in enumerate(ranks):
         ends = [rank.gradient_end(-1)] + ([rank.weight_end(-1)] if rank.weights else [])
         for end in ends:
             if line.makespan or s == 0:
-                model.add(answer >= end)
+                model.add(answer >= end - begin)
             elif question.kind == "whole":
                 model.add(answer >= end - rank.forwards[0] - (line.unit_ns > 1))
         if line.makespan:
-            model.add(answer >= rank.gradient_end(-1) + rank.cost.tail)
+            model.add(answer >= rank.gradient_end(-1) - begin + rank.cost.tail)

@@ -5,9 +5,9 @@ can put the question again (`zbsolve.solver.certificate`):
 
 - ``rank-subset[0,1,7]``: these ranks exactly, of the others only the order of F's and of gradients;
 - ``quantised[u=473000]``: all ranks, times rounded down to multiples of 473000 ns;
-- ``windows[9+10+5]``: value >= P(9) + P(10) + S(5), see `zbsolve.solver.windows`;
+- ``windows[9+10+5,at=0]``: value >= P(9) + P(10) + S(5), counted on rank 0, see `zbsolve.solver.windows`;
 
-and ``u=...`` in any of them for rounded times. They apply to one stage a rank on one route, for period
+and ``u=...`` in any of them where times are rounded. They apply to one stage a rank on one route, for period
 and makespan; the proofs are in `zbsolve.solver.line`, `line_model` and `windows`.
 
 What pays where: windows where memory is tight, for they see ranks block each other; subsets where
@@ -32,7 +32,11 @@ __all__ = ["Relaxation", "improve_bound", "parse_name"]
 _MOST_OPERATIONS = 6_000
 """Models beyond this are not over with their preparations in time."""
 
-_NAME = re.compile(r"(rank-subset|quantised|windows)\[(?:(\d+(?:[,+]\d+)*))?(?:[,;]?u=(\d+))?\]", re.ASCII)
+_NAME = re.compile(
+    r"(?P<kind>rank-subset|quantised|windows)\["
+    r"(?P<numbers>\d{1,9}(?:[,+]\d{1,9})*)?(?:,?at=(?P<at>\d{1,9}))?(?:,?u=(?P<unit>\d{1,18}))?\]",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +49,22 @@ class Relaxation:
         ``"rank-subset"``, ``"quantised"`` or ``"windows"``.
     numbers
         Ranks of a subset; sizes of the windows, the suffix last.
+    at
+        The rank on which windows are counted; None for the other kinds.
     unit_ns
         The unit that times are rounded down to; None for the greatest that rounds nothing.
     """
 
     kind: str
     numbers: tuple[int, ...] = ()
+    at: int | None = None
     unit_ns: int | None = None
 
     @property
     def name(self) -> str:
         """As it stands in files."""
         parts = [("+" if self.kind == "windows" else ",").join(map(str, self.numbers))] if self.numbers else []
+        parts += [] if self.at is None else [f"at={self.at}"]
         parts += [] if self.unit_ns is None else [f"u={self.unit_ns}"]
         return f"{self.kind}[{','.join(parts)}]"
 
@@ -64,14 +72,20 @@ class Relaxation:
 def parse_name(name: str) -> Relaxation | None:
     """The relaxation that a bound's name describes; None if it is no such name."""
     match = _NAME.fullmatch(name)
-    if match is None or len(name) > 10_000:
+    if match is None:
         return None
-    kind, numbers, unit = match.groups()
-    listed = tuple(int(n) for n in re.split("[,+]", numbers)) if numbers else ()
-    if (kind == "quantised") != (not listed) or (kind == "quantised" and unit is None):
+    at, unit = match["at"], match["unit"]
+    found = Relaxation(
+        kind=match["kind"],
+        numbers=tuple(int(n) for n in re.split("[,+]", match["numbers"] or "") if n),
+        at=None if at is None else int(at),
+        unit_ns=None if unit is None else int(unit),
+    )
+    needs = {"quantised": (False, False), "rank-subset": (True, False), "windows": (True, True)}
+    has = (bool(found.numbers), at is not None)
+    if found.name != name or has != needs[found.kind] or found.unit_ns == 0:
         return None
-    found = Relaxation(kind=kind, numbers=listed, unit_ns=None if unit is None else int(unit))
-    return found if found.name == name and found.unit_ns != 0 else None
+    return None if found.kind == "quantised" and unit is None else found
 
 
 def improve_bound(
@@ -171,16 +185,27 @@ def _windows(problem: Problem, run: _Run) -> Iterator[None]:
     """Windows of growing size, in rounds of growing patience."""
     unit = exact_unit(problem)
     line = read_line(problem, unit)
-    ranks, microbatches = len(line.ranks), line.microbatches
-    longest = min(microbatches, _MOST_OPERATIONS // (3 * ranks))
-    if line.ranks[0].in_flight >= longest:
+    ranks, mark, place = len(line.ranks), _slowest(line), problem.placement.routes[0]
+    longest = min(line.microbatches, _MOST_OPERATIONS // (3 * ranks))
+    if line.ranks[mark].in_flight >= longest:
         return
-    windows = Windows(line, run.incumbent_ns // unit, tuple(range(ranks)))
+    windows = Windows(line, run.incumbent_ns // unit, tuple(range(ranks)), mark)
     for work in climb(windows, longest=longest, limits=lambda patience: run.limits(patience, 1)):
         run.work += work
         least, sizes = windows.best()
-        run.offer(least * unit, Relaxation(kind="windows", numbers=sizes).name)
+        run.offer(least * unit, Relaxation(kind="windows", numbers=sizes, at=place[mark]).name)
         yield
+
+
+def _slowest(line: Line) -> int:
+    """The rank on which K microbatches take longest to go round, for one of them."""
+
+    def pace(s: int) -> float:
+        rank = line.ranks[s]
+        waits = (rank.room - rank.in_flight * rank.held) < rank.keep
+        return (line.turn(s) + rank.gradient + (rank.weight if waits else 0)) / rank.in_flight
+
+    return max(range(len(line.ranks)), key=lambda s: (pace(s), -s))
 
 
 def _subsets(problem: Problem, run: _Run) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Bounds from stretches of few microbatches: short ones are proven first, longer ones from them.
 
-Let m microbatches run first in, first out. With the first rank's F's as marks,
+Let m microbatches run first in, first out. With the F's of one rank as marks,
 
 - P(h), the *prefix* of h, is the least time from the start of its F number j to that of F number j + h,
 - S(h), the *suffix* of h, the least time from the start of F of the last h microbatches to the end of the
@@ -8,7 +8,7 @@ Let m microbatches run first in, first out. With the first rank's F's as marks,
 
 each with all other microbatches left out, so that it holds of every stretch. Hence
 
-    value >= P(h1) + P(h2) + ... + S(h)      for h1 + h2 + ... + h = m.
+    value >= way from the first rank to the marked one + P(h1) + P(h2) + ... + S(h)      for h1 + h2 + ... + h = m.
 
 Each P and S is found by CP-SAT on a model of h microbatches that is told all the shorter ones. That is
 what makes it work: where memory is tight, ranks block each other when one microbatch comes down as
@@ -43,14 +43,22 @@ class Windows:
         A value that some timetable has, in units; stretches that take longer are of no interest.
     kept
         The ranks to keep exactly.
+    mark
+        The rank whose F's are counted.
     """
 
     line: Line
     value: int
     kept: tuple[int, ...]
+    mark: int = 0
     prefixes: dict[int, int] = field(default_factory=dict)
     suffixes: dict[int, int] = field(default_factory=dict)
     final: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def _ahead(self) -> int:
+        """Least time from the first F of all to the first of the marked rank."""
+        return self.line.down(0, self.mark)
 
     def steps(self, longest: int) -> Iterator[tuple[Literal["prefix", "suffix"], int]]:
         """The questions up to a size that are not final yet, short ones first."""
@@ -69,6 +77,7 @@ class Windows:
                 kind=kind,
                 microbatches=size,
                 kept=self.kept,
+                mark=self.mark,
                 prefixes={h: least for h, least in self.prefixes.items() if h < size},
                 suffixes={h: least for h, least in self.suffixes.items() if h < size},
                 least=max(known.get(size, 0), self._sum(kind, size)),
@@ -88,7 +97,7 @@ class Windows:
 
     def total(self, sizes: Sequence[int]) -> int:
         """What is proven of prefixes of these sizes and, last, a suffix; in units."""
-        return sum(self.prefixes.get(h, 0) for h in sizes[:-1]) + self.suffixes.get(sizes[-1], 0)
+        return self._ahead + sum(self.prefixes.get(h, 0) for h in sizes[:-1]) + self.suffixes.get(sizes[-1], 0)
 
     def best(self) -> tuple[int, tuple[int, ...]]:
         """The best sum for all microbatches, in units, and the sizes it is made of, the suffix last."""
@@ -102,7 +111,7 @@ class Windows:
             ]
             totals.append(max(options, default=(0, (size,)), key=lambda option: (option[0], -len(option[1]))))
         options = [
-            (totals[microbatches - h][0] + least, (*totals[microbatches - h][1], h))
+            (self._ahead + totals[microbatches - h][0] + least, (*totals[microbatches - h][1], h))
             for h, least in self.suffixes.items()
         ]
         return max(options, default=(0, ()), key=lambda option: (option[0], -len(option[1])))

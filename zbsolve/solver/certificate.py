@@ -54,7 +54,6 @@ def verify_bound(
     value_ns: int | None = None,
     *,
     time_limit_s: float = 60.0,
-    workers: int = 1,
 ) -> Verdict:
     """Prove a bound again.
 
@@ -68,8 +67,6 @@ def verify_bound(
         The value it is said to have; default that of `bound`.
     time_limit_s
         Wall time in seconds.
-    workers
-        Threads of CP-SAT.
 
     Notes
     -----
@@ -89,7 +86,7 @@ def verify_bound(
     deadline = time.perf_counter() + time_limit_s
 
     def limits(patience: float | None) -> Limits:
-        return Limits(seconds=deadline - time.perf_counter(), deterministic=patience, workers=workers)
+        return Limits(seconds=deadline - time.perf_counter(), deterministic=patience)
 
     if name in _ANALYTIC:
         return _formula(problem, name, value_ns)

@@ -78,15 +78,12 @@ class Limits:
         Wall time.
     deterministic
         CP-SAT's own measure of work; None for no limit.
-    workers
-        Threads.
     seed
         Of its random choices.
     """
 
     seconds: float
     deterministic: float | None = None
-    workers: int = 1
     seed: int = 0
 
 
@@ -121,14 +118,12 @@ def ask(line: Line, question: Question, limits: Limits) -> Answer:
     model = _build(line, question)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.01, limits.seconds)
-    solver.parameters.num_workers = limits.workers
+    solver.parameters.num_workers = 1  # more search for good answers, which are not wanted here
     solver.parameters.random_seed = limits.seed % 2**31
-    if question.kind != "whole":
-        # from below: "is there less than this?" is refuted fast, while good answers are hard to find
-        solver.parameters.use_objective_lb_search = True
+    # from below: "is there less than this?" is refuted fast, while good answers are hard to find
+    solver.parameters.use_objective_lb_search = True
     if limits.deterministic is not None:
         solver.parameters.max_deterministic_time = max(0.001, limits.deterministic)
-        solver.parameters.interleave_search = limits.workers > 1
     status = solver.solve(model)
     work = float(solver.response_proto.deterministic_time)
     if status == cp_model.INFEASIBLE:

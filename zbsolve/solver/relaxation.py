@@ -17,9 +17,11 @@ one rank decides with the help of a few others; where memory is plentiful the an
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
@@ -31,6 +33,9 @@ __all__ = ["Relaxation", "improve_bound", "parse_name"]
 
 _MOST_OPERATIONS = 6_000
 """Models beyond this are not over with their preparations in time."""
+
+_FIRST_PATIENCE = 1.0
+"""Deterministic time for one question about a subset in the first round."""
 
 _NAME = re.compile(
     r"(?P<kind>rank-subset|quantised|windows)\["
@@ -115,7 +120,7 @@ def improve_bound(
     time_limit_s
         Wall time in seconds.
     workers
-        Threads of CP-SAT for rank subsets; windows use one.
+        With 2 or more, and no work limit, windows and rank subsets are worked on at the same time, a thread each.
     seed
         Of CP-SAT's random choices.
     on_bound
@@ -130,20 +135,29 @@ def improve_bound(
     Infeasible
         If no timetable fits the memory limit.
     """
-    run = _Run(best, incumbent_ns, time.perf_counter() + time_limit_s, work_limit, workers, seed, on_bound)
-    if reads(problem) and not run.over:
-        arms = [_windows(problem, run), _subsets(problem, run)]
-        spent = [0.0] * len(arms)
-        while arms and not run.over:
-            turn = min(range(len(arms)), key=lambda i: spent[i])
-            before = run.work
-            try:
-                next(arms[turn])
-            except StopIteration:
-                del arms[turn], spent[turn]
-            else:
-                spent[turn] += run.work - before
+    run = _Run(best, incumbent_ns, time.perf_counter() + time_limit_s, work_limit, seed, on_bound)
+    if not reads(problem) or run.over:
+        return best
+    arms = [_windows(problem, run), _subsets(problem, run)]
+    if workers > 1 and work_limit is None:
+        with ThreadPoolExecutor(len(arms)) as pool:  # CP-SAT runs outside the interpreter's lock
+            for done in [pool.submit(_exhaust, arm, run) for arm in arms]:
+                done.result()
+        return run.best
+    spent = [0.0] * len(arms)
+    while arms and not run.over:
+        turn = min(range(len(arms)), key=lambda i: spent[i])
+        try:
+            spent[turn] += next(arms[turn])
+        except StopIteration:
+            del arms[turn], spent[turn]
     return run.best
+
+
+def _exhaust(arm: Iterator[float], run: _Run) -> None:
+    for _ in arm:
+        if run.over:
+            return
 
 
 @dataclass(eq=False)
@@ -154,35 +168,35 @@ class _Run:
     incumbent_ns: int
     deadline: float
     work_limit: float | None
-    workers: int
     seed: int
     on_bound: Callable[[Bound], None]
     work: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def over(self) -> bool:
         left = self.work_limit is None or self.work < self.work_limit
         return self.best.value_ns >= self.incumbent_ns or not left or time.perf_counter() >= self.deadline
 
-    def limits(self, patience: float, workers: int) -> Limits:
+    def limits(self, patience: float) -> Limits:
         """For one question."""
         if self.work_limit is not None:
             patience = min(patience, self.work_limit - self.work)
-        seconds = self.deadline - time.perf_counter()
-        return Limits(seconds=seconds, deterministic=patience, workers=workers, seed=self.seed)
+        return Limits(seconds=self.deadline - time.perf_counter(), deterministic=patience, seed=self.seed)
 
     def offer(self, value_ns: int, name: str) -> bool:
         """Keep a bound if it is better; whether it was."""
         value_ns = min(value_ns, self.incumbent_ns)
-        if value_ns <= self.best.value_ns:
-            return False
-        self.best = Bound(value_ns, name)
-        self.on_bound(self.best)
+        with self.lock:
+            if value_ns <= self.best.value_ns:
+                return False
+            self.best = Bound(value_ns, name)
+            self.on_bound(self.best)
         return True
 
 
-def _windows(problem: Problem, run: _Run) -> Iterator[None]:
-    """Windows of growing size, in rounds of growing patience."""
+def _windows(problem: Problem, run: _Run) -> Iterator[float]:
+    """Windows of growing size, in rounds of growing patience; yields the work of each question."""
     unit = exact_unit(problem)
     line = read_line(problem, unit)
     ranks, mark, place = len(line.ranks), _slowest(line), problem.placement.routes[0]
@@ -190,11 +204,11 @@ def _windows(problem: Problem, run: _Run) -> Iterator[None]:
     if line.ranks[mark].in_flight >= longest:
         return
     windows = Windows(line, run.incumbent_ns // unit, tuple(range(ranks)), mark)
-    for work in climb(windows, longest=longest, limits=lambda patience: run.limits(patience, 1)):
+    for work in climb(windows, longest=longest, limits=run.limits):
         run.work += work
         least, sizes = windows.best()
         run.offer(least * unit, Relaxation(kind="windows", numbers=sizes, at=place[mark]).name)
-        yield
+        yield work
 
 
 def _slowest(line: Line) -> int:
@@ -208,42 +222,38 @@ def _slowest(line: Line) -> int:
     return max(range(len(line.ranks)), key=lambda s: (pace(s), -s))
 
 
-def _subsets(problem: Problem, run: _Run) -> Iterator[None]:
-    """Growing subsets of ranks; all of them with rounded times where there are too many digits."""
-    unit = good_unit(problem, run.incumbent_ns)
-    given = None if unit == exact_unit(problem) else unit
-    line = read_line(problem, unit)
-    place = problem.placement.routes[0]
-    order = _promising(line)
-    sizes = [size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32) if size < len(order)] + [len(order)]
-    longest = line.microbatches * 3
-    sizes = [size for size in sizes if size * longest <= _MOST_OPERATIONS]
-    final: set[int] = set()
-    patience = 2.0
-    while len(final) < len(sizes):
-        for size in sizes:
-            if size in final:
-                continue
-            kept = order[:size]
-            named = Relaxation(kind="rank-subset", numbers=tuple(sorted(place[s] for s in kept)), unit_ns=given)
-            if size == len(order) and given is not None:
-                named = Relaxation(kind="quantised", unit_ns=given)
-            answer = ask(
-                line,
-                Question(
-                    kind="whole",
-                    microbatches=line.microbatches,
-                    kept=kept,
-                    least=run.best.value_ns // unit,
-                    most=run.incumbent_ns // unit,
-                ),
-                run.limits(patience, run.workers),
+def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
+    """Growing subsets of ranks, each in rounded and in exact times; yields the work of each question.
+
+    A round ends at the first subset that neither gave a better bound nor is finished; the next has more patience.
+    """
+    exact, rounded = exact_unit(problem), good_unit(problem, run.incumbent_ns)
+    place, lines = problem.placement.routes[0], {unit: read_line(problem, unit) for unit in (rounded, exact)}
+    order = _promising(lines[exact])
+    sizes = (*(size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32) if size < len(order)), len(order))
+    fitting = [size for size in sizes if 3 * size * problem.microbatches <= _MOST_OPERATIONS]
+    open_ = [(size, unit) for size in fitting for unit in lines]
+    patience = _FIRST_PATIENCE
+    while open_:
+        for task in tuple(open_):
+            size, unit = task
+            question = Question(
+                kind="whole",
+                microbatches=problem.microbatches,
+                kept=order[:size],
+                least=run.best.value_ns // unit,
+                most=run.incumbent_ns // unit,
             )
+            answer = ask(lines[unit], question, run.limits(patience))
             run.work += answer.work
+            given = None if unit == exact else unit
+            whole = size == len(order) and given is not None
+            ranks = () if whole else tuple(sorted(place[s] for s in order[:size]))
+            named = Relaxation(kind="quantised" if whole else "rank-subset", numbers=ranks, unit_ns=given)
             paid = run.offer(answer.least * unit, named.name)
             if answer.final:
-                final.add(size)
-            yield
+                open_.remove(task)
+            yield answer.work
             if not paid and not answer.final:
                 break
         patience *= 4

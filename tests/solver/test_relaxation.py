@@ -131,7 +131,8 @@ def test_rounded_and_exact_names_are_verified_and_refuted():
 @pytest.mark.parametrize(
     "name",
     [
-        "", "magic", "CP-SAT", "rank-subset[]", "rank-subset[0,0]", "rank-subset[7]", "rank-subset[01]", "quantised[]",
+        "windows", "windows[]", "quantised[u=1]x", "rank-subset[]", "rank-subset[0,0]", "rank-subset[7]", "rank-subset[01]",
+        "quantised[]",
         "quantised[u=0]", "quantised[0,u=5]", "windows[3+3]", "windows[3+4,at=0]", "windows[6+0,at=0]",
         "windows[3+3,at=9]", "windows[3+3,at=0,u=0]", "rank-subset[0,at=0]", "rank-subset[" + "0," * 5000 + "0]",
         "rank-subset[99999999999999999999]", "rank-subset[0]\n",
@@ -139,6 +140,18 @@ def test_rounded_and_exact_names_are_verified_and_refuted():
 )  # fmt: skip
 def test_a_name_that_proves_nothing_is_wrong(name):
     assert verify_bound(unequal(), name, 1).status == "wrong"
+
+
+def test_a_name_that_says_nothing_is_verified_by_other_means_or_not_at_all():
+    problem = unequal(memory_limit="0.67x")
+    best = lower_bound(problem).value_ns
+    assert "counting" in verify_bound(problem, "CP-SAT", best).message
+    assert verify_bound(problem, "CP-SAT", best).ok
+    assert verify_bound(problem, "", 3 * best, time_limit_s=20.0).status == "not verified in time"
+    tight = instance("unit-p4-m12", "0.5x", microbatches=8)
+    above = improve_bound(tight, incumbent_ns=10**8, best=lower_bound(tight), work_limit=3.0, time_limit_s=30.0)
+    assert above.value_ns > lower_bound(tight).value_ns
+    assert verify_bound(tight, "CP-SAT", above.value_ns).ok
 
 
 def test_no_time_is_no_verdict():
@@ -163,15 +176,16 @@ def test_names_read_back():
 
 
 def test_blocking_is_seen_where_the_formulas_are_blind():
-    problem = instance("unit-p8-m24", "0.5x")
+    problem = instance("unit-p4-m12", "0.5x")
     best = lower_bound(problem)
     told: list[Bound] = []
     found = improve_bound(
-        problem, incumbent_ns=115_000_000, best=best, work_limit=6.0, time_limit_s=60.0, on_bound=told.append
+        problem, incumbent_ns=70_000_000, best=best, work_limit=3.0, time_limit_s=60.0, on_bound=told.append
     )
-    assert best.value_ns == 111_000_000
-    assert found.value_ns >= 113_000_000
+    assert best.value_ns == 57_000_000
+    assert found.value_ns >= 60_000_000
     assert told[-1] == found
+    assert verify_bound(problem, found).ok
 
 
 def test_the_same_work_gives_the_same_bound():

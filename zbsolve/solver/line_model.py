@@ -11,8 +11,8 @@ Of a rank that is kept it has besides
 
 - W after B, W's one after the other;
 - no two operations at once;
-- memory, as bytes held from the start of F to the end of B and to the end of W, and what follows from it
-  for W: with n = floor(room / bytes held until the end of W), F(j + n) starts after the end of W(j).
+- memory: where it never grows but at the start of an F, which W must be over before which F; else as
+  bytes held over time.
 
 Every timetable of the line keeps all of this, whatever is left out.
 """
@@ -259,9 +259,10 @@ def _keep(model: cp_model.CpModel, rank: _Rank, horizon: int) -> None:
 def _limit_at_forwards(model: cp_model.CpModel, rank: _Rank) -> None:
     """Memory where it never grows but at the start of an F.
 
-    F number j starts with y gradients done, so a = j + 1 - y microbatches are in flight, and at most b(a) others
-    may wait for W: W number y - b(a) - 1 is over. It is enough to say so wherever F j is known to come before B
-    number y: with y' < y gradients done b(a') <= b(a) - (y - y') would be asked, which is no less.
+    Let F number j start with y gradients done. Then a = j + 1 - y microbatches are in flight, and at most
+    b(a) = floor((room - a held) / keep) others may wait for W: W number y - b(a) - 1 is over. The model says so of
+    every y for which F j comes before B number y. That asks no more than memory does: with y' < y gradients done
+    y' - b(a') >= y - b(a), for each microbatch more in flight takes the place of at least one that waits.
     """
     cost = rank.cost
     for j, forward in enumerate(rank.forwards):

@@ -29,7 +29,9 @@ from zbsolve.solver.line import Line, exact_unit, good_unit, read_line, reads
 from zbsolve.solver.line_model import Limits, Question, ask
 from zbsolve.solver.windows import Windows, climb
 
-__all__ = ["Relaxation", "improve_bound", "parse_name"]
+__all__ = ["KINDS", "Relaxation", "improve_bound", "parse_name"]
+
+KINDS = frozenset({"rank-subset", "quantised", "windows"})
 
 _MOST_OPERATIONS = 6_000
 """Models beyond this are not over with their preparations in time."""

@@ -30,8 +30,8 @@ from zbsolve.solution import Bound
 
 __all__ = ["lower_bound", "lower_bounds", "smallest_limits"]
 
-MAX_EFFORT = 60_000
-"""Rows of counts, about a second of work."""
+MAX_EFFORT = 40_000
+"""Rows of counts that `counting` may go through, about a second of work."""
 
 
 def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
@@ -61,7 +61,7 @@ def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
             bounds.append(Bound(max(values), name))
         bounds.append(Bound(relay(ranks, makespan=makespan), "relay"))
         if effort(ranks) <= MAX_EFFORT:
-            bounds.append(Bound(counting(ranks, makespan=makespan), "counting"))
+            bounds.append(Bound(counting(ranks, makespan=makespan, most_effort=MAX_EFFORT), "counting"))
     return tuple(sorted(bounds, key=lambda bound: -bound.value_ns))
 
 

@@ -64,12 +64,12 @@ class Costs:
     @property
     def stages(self) -> int:
         """The number of stages, S."""
-        return self.forward_ns.shape[0]
+        return len(self.forward_ns)
 
     @property
     def microbatches(self) -> int:
         """The number of microbatches, m."""
-        return self.forward_ns.shape[1]
+        return self.problem.microbatches
 
     @property
     def ranks(self) -> int:
@@ -95,13 +95,15 @@ class Costs:
         for s in range(self.stages):
             running[self.rank[s], columns] += self.held_bytes[s]
             held[s] = running[self.rank[s], columns]
-        return held + self.workspace_bytes
+        need: Int64 = held + self.workspace_bytes
+        return need
 
     @cached_property
     def split_need(self) -> Int64:
         """The same while B runs: what it will leave may exceed what F held, and is taken at its start."""
         assert self.keep_bytes is not None
-        return self.fused_need + np.maximum(self.keep_bytes - self.held_bytes, 0)
+        need: Int64 = self.fused_need + np.maximum(self.keep_bytes - self.held_bytes, 0)
+        return need
 
     @cached_property
     def smallest_limits(self) -> tuple[int, ...]:

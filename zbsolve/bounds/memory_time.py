@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from zbsolve.bounds.single import SingleRank
 
 __all__ = ["memory_time"]
@@ -115,17 +117,14 @@ def _least_span(fill: Steps, drain: Steps, top: int, asked: int) -> int:
 
 def _unused(steps: Steps, top: int) -> int:
     """The integral of top - level, up to where the level is reached for good."""
-    return (
-        sum((after[0] - at) * (top - level) for (at, level), after in zip(steps, steps[1:], strict=False))
-        + steps[0][0] * top
-    )
+    return sum((after[0] - at) * (top - level) for (at, level), after in itertools.pairwise(steps)) + steps[0][0] * top
 
 
 def _offered(fill: Steps, drain: Steps, span: int) -> int:
     """The integral of min(U(t), V(span - t)) over 0..span."""
     cuts = sorted({0, span, *(t for t, _ in fill if t < span), *(span - s for s, _ in drain if s < span)})
     total, up, down = 0, 0, len(drain) - 1
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in itertools.pairwise(cuts):
         while up + 1 < len(fill) and fill[up + 1][0] <= begin:
             up += 1
         while down >= 0 and drain[down][0] > span - end:

@@ -73,11 +73,12 @@ def head_tail(costs: Costs) -> int:
     np.minimum.at(tail, costs.rank.ravel(), costs.tail_ns.ravel())
     work = _sum_by_rank(costs, costs.forward_ns + costs.backward_ns)
     until_gradient = _sum_by_rank(costs, costs.forward_ns + costs.gradient_ns)
-    return max(
+    ends: list[int] = [
         h + max(w, g + t)
         for h, t, w, g in zip(head.tolist(), tail.tolist(), work.tolist(), until_gradient.tolist(), strict=True)
-        if h < least
-    )
+        if h < least  # a rank of a route that no microbatch takes has nothing to do
+    ]
+    return max(ends)
 
 
 def _sum_by_rank(costs: Costs, values: Int64) -> Int64:

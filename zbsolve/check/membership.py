@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zbsolve.check.sheet import Sheet, number, some
-from zbsolve.ops import Kind
+from zbsolve.ops import Kind, Op
 from zbsolve.timetable import Violation
 
 __all__ = [
@@ -39,16 +39,15 @@ def unknown_operations(sheet: Sheet) -> Iterator[Violation]:
                 )
 
 
-def _why(op: object) -> str:
-    kind, stage, microbatch = (getattr(op, name) for name in ("kind", "stage", "microbatch"))
-    if type(kind) is not Kind:
-        return f"the kind {number(kind)}"
-    if microbatch is None:
+def _why(op: Op) -> str:
+    if type(op.kind) is not Kind:
+        return f"the kind {number(op.kind)}"
+    if op.microbatch is None:
         return "no microbatch"
-    for name, value in (("stage", stage), ("microbatch", microbatch)):
+    for name, value in (("stage", op.stage), ("microbatch", op.microbatch)):
         if type(value) is not int:
             return f"a {name} of type {type(value).__name__}, which must be an int"
-    return f"stage {number(stage)} and microbatch {number(microbatch)}"
+    return f"stage {number(op.stage)} and microbatch {number(op.microbatch)}"
 
 
 def kinds_not_allowed(sheet: Sheet) -> Iterator[Violation]:

@@ -12,13 +12,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from zbsolve.disk import write_atomic
 from zbsolve.errors import ProblemError
 from zbsolve.metrics import metrics
+from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
-from zbsolve.timetable import Order, Timetable
+from zbsolve.solution import Metrics
+from zbsolve.timetable import Order, TimedOp, Timetable
 
 __all__ = ["FORMAT", "merged", "torch_rows", "write_torch_csv"]
 
@@ -28,27 +32,52 @@ FORMAT = "zbsolve.torch-csv/1"
 _LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD_INPUT: "I", Kind.BACKWARD_WEIGHT: "W", Kind.BACKWARD: "B"}
 
 
-def merged(order: Order) -> Order:
-    """The order with each B and the W that directly follows it (same stage and microbatch) as one backward.
+def merged(timetable: Timetable) -> Order:
+    """The order with B and the W right behind it as one backward, wherever no planned time has to move for that.
 
-    torch pays for every split, and its input gradient alone frees nothing.
+    torch pays for every split and its input gradient alone frees nothing, so a split that gains nothing
+    should go. But one backward hands its gradient on when it ends: where the stage before it is waiting,
+    B and W stay apart. The planned times still fit the result, so it is never slower than the timetable.
     """
-    return Order(tuple(tuple(_merged_row(row)) for row in order.rows))
+    rows = [_merged_row(row) for row in timetable.rows]
+    candidates = Order(tuple(tuple(timed.op for timed in row) for row in rows))
+    graph = OpGraph.build(timetable.problem, candidates.rows)
+    start, latest = np.zeros(len(graph), dtype=np.int64), np.zeros(len(graph), dtype=np.int64)
+    for row, nodes in zip(rows, graph.encode(candidates), strict=True):
+        start[nodes] = [timed.start_ns for timed in row]
+        latest[nodes] = [timed.end_ns for timed in row]
+    end = start + graph.duration_ns
+    moves = end > latest
+    moves[graph.arc_tail[start[graph.arc_head] < end[graph.arc_tail] + graph.arc_lag_ns]] = True
+    apart = {graph.op(node) for node in np.flatnonzero(moves).tolist()}
+    return Order(tuple(tuple(_split_again(row, apart)) for row in zip(timetable.rows, rows, strict=True)))
 
 
-def _merged_row(row: tuple[Op, ...]) -> list[Op]:
-    made: list[Op] = []
-    for op in row:
-        if op.kind is Kind.BACKWARD_WEIGHT and made and made[-1] == Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch):
-            made[-1] = Op(Kind.BACKWARD, op.stage, op.microbatch)
+def _merged_row(row: tuple[TimedOp, ...]) -> list[TimedOp]:
+    """Every B with the W right behind it as one backward, from the start of B to the end of W."""
+    made: list[TimedOp] = []
+    for timed in row:
+        op = timed.op
+        if op.kind is Kind.BACKWARD_WEIGHT and made and made[-1].op == Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch):
+            made[-1] = TimedOp(Op(Kind.BACKWARD, op.stage, op.microbatch), made[-1].start_ns, timed.end_ns)
         else:
-            made.append(op)
+            made.append(timed)
     return made
 
 
+def _split_again(rows: tuple[tuple[TimedOp, ...], list[TimedOp]], apart: set[Op]) -> list[Op]:
+    """The merged row, with the parts of those backwards that were split and have to stay so."""
+    given = {timed.op for timed in rows[0]}
+    return [
+        part
+        for timed in rows[1]
+        for part in (timed.op.parts if timed.op in apart and timed.op not in given else (timed.op,))
+    ]
+
+
 def torch_rows(order: Order) -> list[list[str]]:
-    """The cells of the CSV, one row a rank, such as ``["0F0", "0F1", "0B0", ...]``; adjacent I and W as B."""
-    return [[f"{op.stage}{_LETTERS[op.kind]}{op.microbatch}" for op in row] for row in merged(order).rows]
+    """The cells of the CSV, one row a rank, such as ``["0F0", "0F1", "0I0", "0W0", ...]``."""
+    return [[f"{op.stage}{_LETTERS[op.kind]}{op.microbatch}" for op in row] for row in order.rows]
 
 
 def write_torch_csv(timetable: Timetable, path: str | os.PathLike[str]) -> tuple[Path, Path]:
@@ -56,7 +85,7 @@ def write_torch_csv(timetable: Timetable, path: str | os.PathLike[str]) -> tuple
 
     The CSV is for ``_PipelineScheduleRuntime._load_csv(path, format="compute_only")``. The file
     beside it (``x.csv`` gets ``x.csv.json``) names the stages of every rank, the call that loads the CSV, and
-    the planned figures next to those of the order as emitted, since a merged backward hands its gradient on later.
+    the figures of the timetable next to those of the order as emitted: see `merged`.
 
     Returns
     -------
@@ -74,9 +103,10 @@ def write_torch_csv(timetable: Timetable, path: str | os.PathLike[str]) -> tuple
     _refuse_replicas(timetable.problem)
     csv = Path(path)
     beside = csv.with_name(csv.name + ".json")
-    about = _about(timetable, csv.name)
-    rows = "".join(",".join(row) + "\n" for row in torch_rows(timetable.order))
-    write_atomic(csv, rows.encode())
+    planned = metrics(timetable)
+    order = merged(timetable)
+    about = _about(timetable, order, planned, csv.name)
+    write_atomic(csv, "".join(",".join(row) + "\n" for row in torch_rows(order)).encode())
     write_atomic(beside, about)
     return csv, beside
 
@@ -91,11 +121,9 @@ def _refuse_replicas(problem: Problem) -> None:
             )
 
 
-def _about(timetable: Timetable, csv: str) -> bytes:
-    problem = timetable.problem
-    placement, order = problem.placement, timetable.order
-    emitted = merged(order)
-    planned = metrics(timetable)
+def _about(timetable: Timetable, emitted: Order, planned: Metrics, csv: str) -> bytes:
+    problem, order = timetable.problem, timetable.order
+    placement = problem.placement
     run = planned if emitted == order else metrics(simulate(problem, emitted))
     fields: dict[str, Any] = {
         "format": FORMAT,

@@ -1,0 +1,274 @@
+"""Bytes exact on modules small enough to count by hand; times only as far as no clock can contradict."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra torch is not installed")
+from torch import nn  # noqa: E402
+
+from zbsolve.errors import InvalidInput  # noqa: E402
+from zbsolve.executor import clock, held  # noqa: E402
+from zbsolve.executor.borders import borders  # noqa: E402
+from zbsolve.executor.measure import measure_profile  # noqa: E402
+from zbsolve.executor.stagework import StageWork  # noqa: E402
+from zbsolve.units import MAX_AMOUNT  # noqa: E402
+
+FLOAT = 4
+
+
+def measured(stages, inputs, target=None, loss_fn=None, **options):
+    target = torch.zeros(1) if target is None else target
+    loss_fn = loss_fn or (lambda output, _: (output[0] if isinstance(output, tuple) else output).sum())
+    return measure_profile(stages, (inputs, target), loss_fn, **{"repeats": 2, "warmup": 1, **options})
+
+
+def squares(output, target):
+    return (output - target).square().sum()
+
+
+def test_linear_stages_hold_what_can_be_counted_by_hand():
+    first, last = nn.Linear(8, 16), nn.Linear(16, 8)
+    profile = measured([first, last], torch.randn(4, 8), torch.randn(4, 8), squares)
+    a, b = profile.stages
+    # F keeps the input (saved and held: one storage) and the output
+    assert a.activation_bytes == (4 * 8 + 4 * 16) * FLOAT
+    # torch's input gradient of stage 0 does nothing, and the gradient of the output now waits too
+    assert a.backward_weight_bytes == a.activation_bytes + 4 * 16 * FLOAT
+    # input, output, difference to the target (saved by the square), loss
+    assert b.activation_bytes == (4 * 16 + 4 * 8 + 4 * 8 + 1) * FLOAT
+    # the square has let go of the difference; the gradient of the linear layer's output waits for W
+    assert b.backward_weight_bytes == (4 * 16 + 4 * 8 + 1 + 4 * 8) * FLOAT
+    assert (a.output_bytes, b.output_bytes) == (4 * 16 * FLOAT, 0)
+    assert a.static_bytes == (8 * 16 + 16) * FLOAT * 4
+    assert a.workspace_bytes == b.workspace_bytes == 0
+
+
+def test_static_bytes_follow_the_optimizer_and_what_trains():
+    frozen, free = nn.Linear(2, 3), nn.BatchNorm1d(3)
+    frozen.requires_grad_(False)
+    profile = measured([nn.Sequential(frozen, free)], torch.randn(5, 2), optimizer_copies=1)
+    buffers = (3 + 3) * FLOAT + 8
+    assert profile.stages[0].static_bytes == 9 * FLOAT + 6 * FLOAT * 3 + buffers
+
+
+def test_a_storage_counts_once_and_whole_however_many_look_at_it():
+    base = torch.zeros(10)
+    assert held.storage_bytes([base, base[:3], base.view(2, 5)]) == 40
+    assert held.storage_bytes([base[:3], torch.zeros(2)], without=[base[5:]]) == 8
+
+
+def test_a_sample_cut_from_a_large_tensor_counts_only_itself():
+    corpus = torch.randn(1000, 8)
+    profile = measured([nn.Linear(8, 2), nn.Linear(2, 2)], corpus[:4])
+    assert profile.stages[0].activation_bytes == (4 * 8 + 4 * 2) * FLOAT
+
+
+def test_an_in_place_module_keeps_one_copy():
+    kept, in_place = (
+        measured([nn.Identity(), nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=i))], torch.randn(3, 4))
+        for i in (False, True)
+    )
+    # the linear layer's output is overwritten where it stands, and autograd saves that
+    assert in_place.stages[1].activation_bytes == kept.stages[1].activation_bytes
+    assert in_place.stages[1].activation_bytes == (3 * 4 + 3 * 4 + 1) * FLOAT
+
+
+def test_saved_tensors_are_let_go_with_the_graph():
+    x = torch.randn(3, requires_grad=True)
+    with held.SavedTensors() as saved:
+        y = (x * 2).exp().sum()
+    assert held.storage_bytes(saved.tensors()) == 3 * FLOAT
+    y.backward()
+    assert saved.tensors() == []
+
+
+class Pair(nn.Module):
+    """Takes and returns floats beside integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, mask):
+        return self.layer(x) * mask, mask
+
+
+class TakesFirst(nn.Module):
+    def forward(self, x, mask):
+        return x.tanh()
+
+
+class Embed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+
+    def forward(self, tokens, mask):
+        return self.table(tokens), mask
+
+
+def test_integers_masks_tuples_and_stages_without_parameters():
+    inputs = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[[True], [False]]] * 2)
+    profile = measured([Embed(), Pair(), TakesFirst(), nn.ReLU()], inputs)
+    floats, flags = 2 * 2 * 4 * FLOAT, 4
+    assert [s.output_bytes for s in profile.stages] == [floats + flags, floats + flags, floats, 0]
+    assert profile.stages[3].static_bytes == 0
+    # tanh saves its output; its input and the mask are what came in
+    assert profile.stages[2].activation_bytes == 2 * floats + flags
+
+
+def test_frozen_stages_cost_no_backward_and_do_not_fail():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    for parameter in [*first.parameters(), *second.parameters()]:
+        parameter.requires_grad_(False)
+    profile = measured([first, second, nn.Linear(4, 2)], torch.randn(3, 4))
+    assert profile.stages[0].static_bytes == 20 * FLOAT
+    # no input of the last stage wants a gradient, and from there torch's split starts
+    assert "WARNING: on stage 2 torch's split backward computes no gradient for weight, bias" in profile.source.note
+
+
+def test_a_frozen_stage_in_the_middle_still_hands_gradients_back():
+    middle = nn.Linear(4, 4).requires_grad_(False)
+    profile = measured([nn.Linear(4, 4), middle, nn.Linear(4, 2)], torch.randn(3, 4))
+    assert profile.stages[1].backward_ns > 0
+    assert "computes no gradient" not in profile.source.note
+
+
+def test_times_are_those_of_the_stage_that_takes_them():
+    class Slow(nn.Module):
+        def forward(self, x):
+            time.sleep(0.003)
+            return x.clone()
+
+    profile = measured([nn.Linear(2, 2), Slow(), nn.Linear(2, 2)], torch.randn(2, 2), repeats=3)
+    assert profile.stages[1].forward_ns >= 3_000_000
+    for stage in profile.stages:
+        for field in ("forward_ns", "backward_weight_ns", "backward_ns"):
+            assert 0 < getattr(stage, field) < MAX_AMOUNT
+    assert len(profile.source.spread) == 3
+    assert (profile.source.samples, profile.source.split) == (3, "torch")
+    assert dict(profile.source.versions)["torch"] == torch.__version__
+    assert "1 thread for each operation" in profile.source.note
+    assert profile.link.latency_ns > 0 or "link: not measured" in profile.source.note
+
+
+def test_the_model_and_the_process_are_left_as_they_were():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    mark = torch.ones(3, 3)
+    model[0].weight.grad = mark
+    inputs, before = torch.randn(4, 3), {k: v.clone() for k, v in model.state_dict().items()}
+    sample, random, threads = inputs.clone(), torch.random.get_rng_state(), torch.get_num_threads()
+    measured([model], inputs)
+    assert model[0].weight.grad is mark
+    assert torch.equal(mark, torch.ones(3, 3))
+    assert model[0].bias.grad is None
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert torch.equal(inputs, sample)
+    assert torch.equal(random, torch.random.get_rng_state())
+    assert torch.get_num_threads() == threads
+
+
+def test_gradients_between_stages_are_the_real_ones():
+    torch.manual_seed(0)
+    stages = [nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)]
+    x, y = torch.randn(5, 3), torch.randn(5, 2)
+    works = [StageWork(0, stages[0]), StageWork(1, stages[1]), StageWork(2, stages[2], nn.functional.mse_loss, y)]
+    found = borders(works, (x,))
+    hidden = stages[0](x).detach().requires_grad_()
+    nn.functional.mse_loss(stages[2](stages[1](hidden)), y).backward()
+    torch.testing.assert_close(found[0].output_grads[0], hidden.grad)
+    torch.testing.assert_close(found[1].inputs[0], hidden.detach())
+
+
+def test_a_stage_that_returns_a_view_is_told_what_to_do():
+    class Transposes(nn.Module):
+        def forward(self, x):
+            return x.t()
+
+    with pytest.raises(InvalidInput, match=r"stage 1 returns a view.*\.clone\(\)"):
+        measured([nn.Linear(3, 3), Transposes(), nn.Linear(3, 3)], torch.randn(3, 3))
+
+
+def test_a_failing_model_is_reported_with_its_own_words_and_place():
+    with pytest.raises(InvalidInput, match="forward of stage 1 failed: RuntimeError: mat1 and mat2 shapes"):
+        measured([nn.Linear(3, 4), nn.Linear(3, 4)], torch.randn(2, 3))
+
+    class Odd(nn.Module):
+        def forward(self, x):
+            return {"x": x}
+
+    with pytest.raises(InvalidInput, match="stage 0 returned a dict"):
+        measured([Odd(), nn.Linear(3, 4)], torch.randn(2, 3))
+
+    def broken(output, target):
+        raise KeyError("no such loss")
+
+    with pytest.raises(InvalidInput, match=r"no such loss.*test_measure\.py, line"):
+        measured([nn.Linear(3, 4)], torch.randn(2, 3), loss_fn=broken)
+    with pytest.raises(InvalidInput, match="one element"):
+        measured([nn.Linear(3, 4)], torch.randn(2, 3), loss_fn=lambda output, _: output)
+
+
+@pytest.mark.parametrize(
+    ("stages", "inputs", "options", "message"),
+    [
+        ([], torch.ones(1, 2), {}, "no stages"),
+        ("text", torch.ones(1, 2), {}, "list of torch.nn.Module"),
+        ([nn.Linear(2, 2), 3], torch.ones(1, 2), {}, "as stage 1"),
+        ([nn.Linear(2, 2)], [1.0], {}, "as its inputs"),
+        ([nn.Linear(2, 2)], torch.ones(1, 2), {"repeats": 0}, "repeats"),
+        ([nn.Linear(2, 2)], torch.ones(1, 2), {"threads": 0}, "threads"),
+        ([nn.Linear(2, 2)], torch.ones(1, 2), {"warmup": -1}, "warmup"),
+        ([nn.Linear(2, 2)], torch.ones(1, 2), {"device": "toaster"}, "no device"),
+        ([nn.Linear(2, 2)], torch.ones(1, 2), {"device": "meta"}, "works on cpu and cuda"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(stages, inputs, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        measured(stages, inputs, **options)
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InvalidInput, match="no CUDA device"):
+        measured([nn.Linear(2, 2)], torch.ones(1, 2), device="cuda")
+
+
+def test_the_allocator_way_reads_differences_and_peaks(monkeypatch):
+    """The arithmetic on a scripted allocator; only a GPU can test that the real one is asked rightly."""
+    # base, after F, after B; peaks in F, B, W, second F, fused
+    levels, peaks = iter([1000, 1400, 1300]), iter([1450, 1600, 1320, 1450, 1500])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(levels))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    work = StageWork(0, nn.Linear(2, 2), lambda output, _: output.sum(), torch.zeros(1))
+    (border,) = borders([work], (torch.ones(1, 2),))
+    assert held.held_bytes(work, border, torch.device("cuda", 0)) == held.Held(400, 300, 200)
+
+
+def test_the_cuda_clock_subtracts_events_in_ms(monkeypatch):
+    class Event:
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            self.at = stream.now = stream.now + 1.5
+
+        def elapsed_time(self, other):
+            return other.at - self.at
+
+    class Stream:
+        now = 0.0
+
+    stream = Stream()
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    watch = clock.clock_of(torch.device("cuda", 0))
+    first, second = watch.mark(), watch.mark()
+    watch.settle()
+    assert watch.between(first, second) == 1_500_000

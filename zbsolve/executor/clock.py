@@ -1,0 +1,61 @@
+"""Marks in time on the device that does the work."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import torch
+
+__all__ = ["Clock", "clock_of"]
+
+
+class Clock(Protocol):
+    """Marks that can be subtracted once the work between them is done."""
+
+    def mark(self) -> object:
+        """Now, as the device sees it."""
+
+    def settle(self) -> None:
+        """Wait until all work handed to the device is done."""
+
+    def between(self, first: object, second: object) -> int:
+        """The ns from one mark to another; only after `settle`."""
+
+
+class _HostClock:
+    def mark(self) -> object:
+        return time.perf_counter_ns()
+
+    def settle(self) -> None:
+        pass
+
+    def between(self, first: object, second: object) -> int:
+        assert isinstance(first, int)
+        assert isinstance(second, int)
+        return second - first
+
+
+class _CudaClock:
+    """Events on the stream that the work is issued to: host time would only measure the launches."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> object:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def between(self, first: object, second: object) -> int:
+        assert isinstance(first, torch.cuda.Event)
+        milliseconds: float = first.elapsed_time(second)  # type: ignore[arg-type]
+        return round(milliseconds * 1e6)
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock of a device: events on CUDA, the host's elsewhere."""
+    return _CudaClock(device) if device.type == "cuda" else _HostClock()

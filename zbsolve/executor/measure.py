@@ -1,0 +1,322 @@
+"""Measuring a model: the time, memory and links of every stage, as a profile.
+
+Each stage is measured apart, with real inputs and real gradients from one pass through the whole
+model. Repeats run over the stages in turn, so that a machine that drifts hits all alike::
+
+    warm-up   stage 0, stage 1, ... several times
+    repeat    stage 0: F B W, then F BW    stage 1: F B W, then F BW    ...
+
+Durations are medians; their interquartile ranges go into the profile's source. How the backward is
+split is torch's own way for now (`stagework.py`), and the source says so.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import platform
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from zbsolve.errors import InvalidInput
+from zbsolve.executor.borders import Border, borders
+from zbsolve.executor.clock import Clock, clock_of
+from zbsolve.executor.held import held_bytes, storage_bytes
+from zbsolve.executor.link import measure_link
+from zbsolve.executor.stagework import StageWork, Tensors, tensors_of
+from zbsolve.executor.target import LossFn, Sample, check_target, load_target, root_cause, users_code
+from zbsolve.profile import Profile, ProfileSource, StageCost, StageSpread
+from zbsolve.units import whole_amount
+
+__all__ = ["load_target", "measure_profile"]
+
+MOST_WAITING = 0.1
+"""Share of the time not computing beyond which a profile says so."""
+
+
+def measure_profile(
+    stages: Sequence[torch.nn.Module],
+    sample: Sample,
+    loss_fn: LossFn,
+    *,
+    repeats: int = 20,
+    warmup: int = 3,
+    device: str | torch.device | None = None,
+    threads: int | None = 1,
+    optimizer_copies: int = 2,
+    name: str = "",
+) -> Profile:
+    """Measure what one microbatch costs on every stage of a model.
+
+    Parameters
+    ----------
+    stages
+        The modules of the stages, from input to loss. Parameters, gradients, buffers and random
+        state are left as they were.
+    sample
+        ``(inputs, target)`` of one microbatch; inputs a tensor or a tuple of tensors.
+    loss_fn
+        ``loss_fn(output, target)`` of the last stage's output, a scalar. Its time counts there.
+    repeats, warmup
+        Measured and unmeasured rounds over all stages.
+    device
+        Where to measure; the stages are moved there. Default: where they are.
+    threads
+        Threads of each operation on the CPU, as many as each rank will have; None for torch's own choice.
+    optimizer_copies
+        Tensors of the parameters' size that the optimizer keeps; 2 for Adam.
+    name
+        Of the profile.
+
+    Returns
+    -------
+    Profile
+        Times in ns as medians, with their interquartile ranges in its source. Bytes held are what
+        autograd saves and the runtime keeps, inputs and outputs included, storages once, parameters
+        not (CPU), or what the allocator holds (CUDA). Static bytes are parameters, their gradients
+        and `optimizer_copies` times the trainable parameters, and buffers.
+
+    Raises
+    ------
+    InvalidInput
+        If the arguments are not as described, or the model's own code fails; then with its message.
+    """
+    modules, (inputs, target), loss_fn = check_target((stages, sample, loss_fn), "measure_profile was given")
+    if whole_amount(repeats, "repeats", error=InvalidInput) < 1:
+        raise InvalidInput("repeats must be at least 1")
+    whole_amount(warmup, "warmup", error=InvalidInput)
+    whole_amount(optimizer_copies, "optimizer_copies", error=InvalidInput)
+    if threads is not None and whole_amount(threads, "threads", error=InvalidInput) < 1:
+        raise InvalidInput("threads must be at least 1")
+    where = _device(device, modules, inputs)
+    for module in modules:
+        module.to(where)
+    entering = tuple(_moved(t, where) for t in (inputs if isinstance(inputs, tuple) else (inputs,)))
+    works = [StageWork(number, module) for number, module in enumerate(modules)]
+    works[-1] = replace(works[-1], loss_fn=loss_fn, target=_moved(target, where))
+    with _quiet(modules, where, threads):
+        used_threads = torch.get_num_threads()
+        stages_met = list(zip(works, borders(works, entering), strict=True))
+        laps, waiting = _time(stages_met, clock_of(where), repeats, warmup)
+        held, warnings = [], [_busy(waiting)] if where.type == "cpu" else []
+        for work, border in stages_met:
+            with users_code(f"stage {work.number} failed"):
+                warnings.append(_left_out_by_split(work, border))
+                held.append(held_bytes(work, border, where))
+    output_bytes = [border.output_bytes for _, border in stages_met[:-1]] + [0]
+    link, link_note = measure_link(where, max(output_bytes))
+    costs = [
+        StageCost(
+            **{field: round(statistics.median(values)) for field, values in lap.items()},
+            activation_bytes=bytes_.after_forward,
+            backward_weight_bytes=bytes_.after_input,
+            workspace_bytes=bytes_.workspace,
+            static_bytes=_static_bytes(module, optimizer_copies),
+            output_bytes=size,
+            name=type(module).__name__[:200],
+        )
+        for module, lap, bytes_, size in zip(modules, laps, held, output_bytes, strict=True)
+    ]
+    on_cpu = where.type == "cpu"
+    notes = [
+        f"{used_threads} thread{'s' * (used_threads > 1)} for each operation" if on_cpu else "timed by CUDA events",
+        "torch's split backward, where B of stage 0 does nothing and its W runs the whole backward",
+        "bytes held: saved tensors, inputs and outputs, storages once; workspace not measured"
+        if on_cpu
+        else "bytes held and workspace: of the caching allocator",
+        f"static bytes: parameters, gradients, {optimizer_copies} optimizer copies, buffers",
+        link_note,
+        *(text for text in warnings if text),
+    ]
+    source = ProfileSource(
+        host=platform.node(),
+        device=_device_name(where),
+        split="torch",
+        versions=(("torch", str(torch.__version__)), ("python", platform.python_version())),
+        samples=repeats,
+        spread=tuple(StageSpread(**{field: _iqr(values) for field, values in lap.items()}) for lap in laps),
+        note="; ".join(notes),
+    )
+    return Profile(stages=tuple(costs), link=link, name=name, source=source)
+
+
+Laps = dict[str, list[int]]
+
+
+def _time(
+    stages: Sequence[tuple[StageWork, Border]], clock: Clock, repeats: int, warmup: int
+) -> tuple[list[Laps], float]:
+    """The durations of every stage, a list for each field of its cost; and the share of time not computing."""
+    laps: list[Laps] = [{} for _ in stages]
+    wall, busy = time.perf_counter_ns(), time.process_time_ns()
+    for round_ in range(warmup + repeats):
+        for (work, border), lap in zip(stages, laps, strict=True):
+            for field, values in _one_round(work, border, clock).items():
+                if round_ >= warmup:
+                    lap.setdefault(field, []).extend(values)
+    return laps, 1 - (time.process_time_ns() - busy) / max(time.perf_counter_ns() - wall, 1)
+
+
+def _busy(waiting: float) -> str:
+    if waiting < MOST_WAITING:
+        return ""
+    return (
+        f"WARNING: {waiting:.0%} of the time the process was not computing: the machine was busy with other work, "
+        "or the stages wait; where it was busy, measure again when it is not"
+    )
+
+
+def _one_round(work: StageWork, border: Border, clock: Clock) -> dict[str, list[int]]:
+    """F B W, then F and the fused backward, on fresh inputs."""
+    marks = []
+    with users_code(f"split backward of stage {work.number} failed"), _hint_for_views(work.number):
+        leaves = border.leaves()
+        clock.settle()
+        marks.append(clock.mark())
+        flight = work.forward(leaves)
+        marks.append(clock.mark())
+        work.backward_input(flight, border.output_grads)
+        marks.append(clock.mark())
+        work.backward_weight(flight)
+        marks.append(clock.mark())
+        del flight
+    with users_code(f"backward of stage {work.number} failed"):
+        leaves = border.leaves()
+        clock.settle()
+        marks.append(clock.mark())
+        flight = work.forward(leaves)
+        marks.append(clock.mark())
+        work.backward(flight, border.output_grads)
+        marks.append(clock.mark())
+    clock.settle()
+    forward, backward_input, backward_weight, _, again, fused = (
+        clock.between(a, b) for a, b in itertools.pairwise(marks)
+    )
+    return {
+        "forward_ns": [forward, again],
+        "backward_input_ns": [backward_input],
+        "backward_weight_ns": [backward_weight],
+        "backward_ns": [fused],
+    }
+
+
+def _left_out_by_split(work: StageWork, border: Border) -> str:
+    """A warning where torch's split forgets weights: those that no input wanting a gradient leads to."""
+    _forget_gradients(work.module)
+    flight = work.forward(border.leaves())
+    work.backward_input(flight, border.output_grads)
+    work.backward_weight(flight)
+    split = {name for name, p in work.module.named_parameters() if p.grad is not None}
+    _forget_gradients(work.module)
+    work.backward(work.forward(border.leaves()), border.output_grads)
+    missing = [name for name, p in work.module.named_parameters() if p.grad is not None and name not in split]
+    if not missing:
+        return ""
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return f"WARNING: on stage {work.number} torch's split backward computes no gradient for {shown}; fuse it there"
+
+
+def _static_bytes(module: torch.nn.Module, optimizer_copies: int) -> int:
+    trainable = storage_bytes(p for p in module.parameters() if p.requires_grad)
+    return storage_bytes([*module.parameters(), *module.buffers()]) + trainable * (1 + optimizer_copies)
+
+
+@contextmanager
+def _quiet(modules: Sequence[torch.nn.Module], device: torch.device, threads: int | None) -> Iterator[None]:
+    """Conditions of the measurement; afterwards the model and the process are as they were."""
+    gradients = [(p, p.grad) for m in modules for p in m.parameters()]
+    buffers = [(b, b.detach().clone()) for m in modules for b in m.buffers()]
+    threads_before, collecting = torch.get_num_threads(), gc.isenabled()
+    for module in modules:
+        _forget_gradients(module)
+    gc.collect()
+    gc.disable()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads_before)
+        if collecting:
+            gc.enable()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+@contextmanager
+def _hint_for_views(stage: int) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "detach views in-place" in str(root_cause(error)):
+            raise InvalidInput(
+                f"stage {stage} returns a view, and torch cannot split the backward of such a stage; "
+                "return output.clone() from it"
+            ) from error
+        raise
+
+
+def _forget_gradients(module: torch.nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+def _device(
+    asked: str | torch.device | None, modules: Sequence[torch.nn.Module], inputs: torch.Tensor | Tensors
+) -> torch.device:
+    if asked is None:
+        parameters: list[torch.Tensor] = [p for m in modules for p in m.parameters()]
+        tensors = parameters or list(tensors_of(inputs, "the sample is"))
+        places = {t.device for t in tensors}
+        if len(places) > 1:
+            raise InvalidInput(
+                f"the stages lie on {', '.join(sorted(map(str, places)))}; say on which device to measure"
+            )
+        device = places.pop()
+    else:
+        try:
+            device = torch.device(asked)
+        except RuntimeError as error:
+            raise InvalidInput(f"{asked!r} is no device: {error}") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise InvalidInput("torch sees no CUDA device here; measure on the CPU, or install a torch with CUDA")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise InvalidInput(f"there is no {device}: torch sees {torch.cuda.device_count()} CUDA device(s)")
+        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    if device.type != "cpu":
+        raise InvalidInput(f"measuring works on cpu and cuda, not on {device}")
+    return device
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A compact copy: a slice of a large tensor would count with all of its storage."""
+    return tensor.detach().to(device).clone().requires_grad_(tensor.requires_grad)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _iqr(values: Sequence[int]) -> int:
+    if len(values) < 2:
+        return 0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return round(high - low)

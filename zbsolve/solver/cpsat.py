@@ -1,0 +1,314 @@
+"""CP-SAT on rounded times: the same problem as intervals, hinted with the best order known.
+
+Durations and lags are rounded *down* to multiples of a unit u. Every timetable stays possible then,
+so u times a bound of the rounded problem is a bound of the true one; the orders it finds are timed
+exactly afterwards. Where all times have a common divisor that is coarse enough, it is the unit and
+nothing is rounded at all.
+
+Memory is `cumulative`: of what a microbatch holds on a rank one part ends with B, the other with
+W, so two intervals a microbatch say it all (and one an operation for workspace). Twins run in
+microbatch order, and what follows from that and the limit is stated besides: if only K microbatches
+fit, F(j+K) starts after the end of B(j).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zbsolve.opgraph import KINDS
+from zbsolve.ops import Kind
+from zbsolve.solver.kernels import Arrays, period, sweep
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+__all__ = ["Limits", "Outcome", "improve"]
+
+_FORWARD, _BACKWARD_INPUT, _BACKWARD_WEIGHT, _BACKWARD = (
+    KINDS.index(k) for k in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD)
+)
+
+_FINEST = 30_000
+"""The most units an objective value may have; more digits sink the search."""
+
+_ROUNDED = 6_000
+"""The units it has where times must be rounded."""
+
+UNLIMITED = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long CP-SAT may search.
+
+    Parameters
+    ----------
+    seconds
+        Wall time.
+    deterministic
+        Its own measure of work; None for no limit. With one, a run is reproducible.
+    workers
+        Threads.
+    seed
+        Of its random choices.
+    """
+
+    seconds: float
+    deterministic: float | None
+    workers: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run proved.
+
+    Parameters
+    ----------
+    bound_ns
+        A valid lower bound of the objective.
+    deterministic
+        The work done, in CP-SAT's measure.
+    exact
+        True if nothing was rounded.
+    """
+
+    bound_ns: int
+    deterministic: float
+    exact: bool
+
+
+def improve(
+    arrays: Arrays,
+    sequence: list[int],
+    *,
+    objective: str,
+    value_ns: int,
+    bound_ns: int,
+    limits: Limits,
+    on_sequence: Callable[[list[int]], None],
+) -> Outcome:
+    """Search for a better order and a better bound.
+
+    Parameters
+    ----------
+    arrays
+        The graph.
+    sequence
+        The order to start from.
+    objective
+        ``"period"`` or ``"makespan"``.
+    value_ns, bound_ns
+        Of that order; the best bound known.
+    limits
+        When to stop.
+    on_sequence
+        Told of each order found, as a sequence; it has to be timed and its memory looked at.
+    """
+    from ortools.sat.python import cp_model
+
+    unit, exact = _unit(arrays, value_ns)
+    rounded = _rounded(arrays, unit)
+    model, starts, _value = _model(rounded, sequence, objective, bound_ns // unit)
+
+    class Listener(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            begin = [self.value(v) for v in starts]
+            on_sequence(_sequence(rounded, sequence, begin))
+
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(0.01, limits.seconds)
+    solver.parameters.num_workers = limits.workers
+    solver.parameters.random_seed = limits.seed % 2**31
+    if limits.deterministic is not None:
+        solver.parameters.max_deterministic_time = limits.deterministic
+        solver.parameters.interleave_search = True
+    status = solver.solve(model, Listener())
+    bound = bound_ns
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
+        proven = solver.best_objective_bound
+        if math.isfinite(proven):
+            bound = max(bound_ns, unit * math.ceil(proven - 1e-6))
+    return Outcome(bound, float(solver.response_proto.deterministic_time), exact)
+
+
+def _unit(arrays: Arrays, value_ns: int) -> tuple[int, bool]:
+    """The unit of time in ns, and whether all times are multiples of it."""
+    common = math.gcd(*arrays.duration, *(lag for waits in arrays.waits for _, lag in waits))
+    if common and value_ns <= common * _FINEST:
+        return common, True
+    return max(1, value_ns // _ROUNDED), value_ns < _ROUNDED
+
+
+def _rounded(arrays: Arrays, unit: int) -> Arrays:
+    """The same graph with times in units, rounded down."""
+    duration = [d // unit for d in arrays.duration]
+    work = [0] * arrays.ranks
+    for r, d in zip(arrays.rank, duration, strict=True):
+        work[r] += d
+    return Arrays(
+        graph=arrays.graph,
+        rank=arrays.rank,
+        duration=duration,
+        start_bytes=arrays.start_bytes,
+        end_bytes=arrays.end_bytes,
+        twin=arrays.twin,
+        preds=arrays.preds,
+        waits=[tuple((tail, lag // unit) for tail, lag in waits) for waits in arrays.waits],
+        base=arrays.base,
+        limit=arrays.limit,
+        work=work,
+        busy=arrays.busy,
+    )
+
+
+def _model(
+    a: Arrays, sequence: list[int], objective: str, bound: int
+) -> tuple[cp_model.CpModel, list[cp_model.IntVar], cp_model.IntVar]:
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    periodic = objective == "period"
+    known, release = period(a, sequence) if periodic else (0, [0] * a.ranks)
+    end, last = sweep(a, sequence, release)
+    if not periodic:
+        known = max(last)
+    # under any period each rank ends within it of its start, and starts when the one it hangs on lets it
+    longest_lag = max((lag for waits in a.waits for _, lag in waits), default=0)
+    horizon = max(known if not periodic else a.ranks * (known + longest_lag), *last)
+    value = model.new_int_var(min(bound, known), known, "value")
+    starts = [model.new_int_var(0, horizon, "") for _ in a.rank]
+    intervals = [model.new_fixed_size_interval_var(s, d, "") for s, d in zip(starts, a.duration, strict=True)]
+    ends = [s + d for s, d in zip(starts, a.duration, strict=True)]
+    for r in a.busy:
+        model.add_no_overlap([intervals[n] for n, rank in enumerate(a.rank) if rank == r])
+    for node, waits in enumerate(a.waits):
+        lags = dict(waits)
+        for tail in a.preds[node]:
+            model.add(starts[node] >= ends[tail] + lags.get(tail, 0))
+    chains = _chains(a, sequence)
+    for chain in chains.values():
+        for ahead, node in itertools.pairwise(chain):
+            model.add(starts[node] >= ends[ahead])
+    for r in a.busy:
+        own = [chain for chain in chains.values() if a.rank[chain[0]] == r]
+        for final in (chain[-1] for chain in own):
+            if not periodic:
+                model.add(value >= ends[final])
+                continue
+            for first in (chain[0] for chain in own):
+                if first != final:
+                    model.add(value >= ends[final] - starts[first])
+        _limit_memory(model, a, r, end, horizon, starts, ends, intervals, chains)
+    for node, var in enumerate(starts):
+        model.add_hint(var, end[node] - a.duration[node])
+    model.add_hint(value, known)
+    model.minimize(value)
+    return model, starts, value
+
+
+def _chains(a: Arrays, sequence: list[int]) -> dict[int, list[int]]:
+    """Each twin class in the order in which the sequence runs it."""
+    chains: dict[int, list[int]] = {}
+    for node in sequence:
+        chains.setdefault(a.twin[node], []).append(node)
+    return chains
+
+
+def _limit_memory(
+    model: cp_model.CpModel,
+    a: Arrays,
+    rank: int,
+    end: list[int],
+    horizon: int,
+    starts: list[cp_model.IntVar],
+    ends: list[Any],
+    intervals: list[cp_model.IntervalVar],
+    chains: dict[int, list[int]],
+) -> None:
+    """Memory of a rank as intervals that hold bytes, and the in-flight limits that follow."""
+    if a.limit[rank] >= UNLIMITED:
+        return
+    room = a.limit[rank] - a.base[rank]
+    kind = a.graph.kind.tolist()
+    holders: dict[tuple[int, int], dict[int, int]] = {}
+    stage, microbatch = a.graph.stage.tolist(), a.graph.microbatch.tolist()
+    for node, r in enumerate(a.rank):
+        if r == rank:
+            holders.setdefault((stage[node], microbatch[node]), {})[kind[node]] = node
+    spans, demands = [], []
+
+    def hold(first: int, final: int, size: int) -> None:
+        if size:
+            length = model.new_int_var(0, horizon, "")
+            model.add_hint(length, end[final] - end[first] + a.duration[first])
+            spans.append(model.new_interval_var(starts[first], length, ends[final], ""))
+            demands.append(size)
+
+    for nodes in holders.values():
+        forward = nodes[_FORWARD]
+        whole = nodes.get(_BACKWARD)
+        taken = a.start_bytes[forward] + a.end_bytes[forward]
+        for node in nodes.values():
+            extra = _workspace(a, node, kind[node])
+            if extra:
+                spans.append(intervals[node])
+                demands.append(extra)
+        if whole is not None:
+            hold(forward, whole, taken)
+            continue
+        middle, final = nodes[_BACKWARD_INPUT], nodes[_BACKWARD_WEIGHT]
+        change = a.start_bytes[middle] + a.end_bytes[middle]
+        hold(forward, middle, max(0, -change))
+        hold(forward, final, taken + min(0, change))
+        hold(middle, final, max(0, change))
+    model.add_cumulative(spans, demands, room)
+    for chain in chains.values():
+        if a.rank[chain[0]] == rank and kind[chain[0]] == _FORWARD:
+            _limit_flight(model, a, holders, chain, room, starts, ends)
+
+
+def _workspace(a: Arrays, node: int, kind: int) -> int:
+    """Bytes that an operation needs only while it runs."""
+    start, end = a.start_bytes[node], -a.end_bytes[node]
+    if kind in (_BACKWARD_WEIGHT, _BACKWARD):
+        return start
+    return min(start, end)
+
+
+def _limit_flight(
+    model: cp_model.CpModel,
+    a: Arrays,
+    holders: dict[tuple[int, int], dict[int, int]],
+    chain: list[int],
+    room: int,
+    starts: list[cp_model.IntVar],
+    ends: list[Any],
+) -> None:
+    """F(j+K) after the end of B(j), where K+1 do not fit; the same with W and what is held until then."""
+    stage, microbatch = a.graph.stage.tolist(), a.graph.microbatch.tolist()
+    nodes = [holders[stage[n], microbatch[n]] for n in chain]
+    taken = a.start_bytes[chain[0]] + a.end_bytes[chain[0]]
+    split = _BACKWARD not in nodes[0]
+    if any((_BACKWARD in n) == split for n in nodes):
+        return
+    limits = [(taken, _BACKWARD_INPUT if split else _BACKWARD)]
+    if split:
+        middle = nodes[0][_BACKWARD_INPUT]
+        kept = taken + min(0, a.start_bytes[middle] + a.end_bytes[middle])
+        limits.append((kept, _BACKWARD_WEIGHT))
+    for size, until in limits:
+        if size:
+            most = room // size
+            for behind, ahead in zip(chain[most:], nodes, strict=False):
+                model.add(starts[behind] >= ends[ahead[until]])
+
+
+def _sequence(a: Arrays, sequence: list[int], begin: list[int]) -> list[int]:
+    """The nodes by their start; what starts together keeps the order of the old sequence."""
+    place = {node: at for at, node in enumerate(sequence)}
+    return sorted(sequence, key=lambda n: (begin[n], begin[n] + a.duration[n], place[n]))

@@ -1,0 +1,100 @@
+"""The best order so far, the best bound so far, and when to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zbsolve.solution import Bound
+from zbsolve.timetable import Order
+
+__all__ = ["Incumbent", "Progress"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is known at one moment of a solve.
+
+    Parameters
+    ----------
+    seconds
+        Since its start.
+    value_ns
+        Of the best order so far.
+    lower_bound_ns
+        The best proven bound so far.
+    gap
+        value / bound - 1.
+    method
+        What found the order.
+    bound
+        The name of what proves the bound.
+    """
+
+    seconds: float
+    value_ns: int
+    lower_bound_ns: int
+    gap: float
+    method: str
+    bound: str
+
+
+class Incumbent:
+    """Keeps the best order and the best bound; tells `on_progress` whenever either improves.
+
+    Parameters
+    ----------
+    bound
+        The bound to begin with.
+    gap
+        Stop at this gap.
+    started
+        When the solve began, on the clock of `time.perf_counter`.
+    on_progress
+        Called after the improvement has been kept, so whatever it raises loses nothing.
+    """
+
+    def __init__(
+        self, bound: Bound, gap: float, started: float, on_progress: Callable[[Progress], None] | None
+    ) -> None:
+        self.bound = bound
+        self.value_ns = 2**63
+        self.order: Order | None = None
+        self.method = ""
+        self._gap = gap
+        self._started = started
+        self._on_progress = on_progress
+
+    @property
+    def gap(self) -> float:
+        """Value / bound - 1."""
+        return self.value_ns / self.bound.value_ns - 1
+
+    @property
+    def done(self) -> bool:
+        """True when an order is known and its gap is small enough."""
+        if self.order is None:
+            return False
+        return self.value_ns <= self.bound.value_ns or self.gap <= self._gap
+
+    def offer(self, value_ns: int, order: Callable[[], Order], method: str) -> bool:
+        """Keep an order if it is better than all before it; `order` is asked for only then."""
+        if value_ns >= self.value_ns:
+            return False
+        self.order, self.value_ns, self.method = order(), value_ns, method
+        self._tell()
+        return True
+
+    def prove(self, bound: Bound) -> None:
+        """Keep a bound if it is better than all before it."""
+        if bound.value_ns > self.bound.value_ns:
+            self.bound = bound
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._on_progress is not None and self.order is not None:
+            seconds = time.perf_counter() - self._started
+            self._on_progress(
+                Progress(seconds, self.value_ns, self.bound.value_ns, self.gap, self.method, self.bound.name)
+            )

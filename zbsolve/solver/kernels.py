@@ -1,0 +1,202 @@
+"""Timing of an order given as a sequence: every node after what it needs, rows implied by ranks.
+
+These functions touch nothing but lists of integers, so that a compiler can take them as they are.
+They agree with `zbsolve.simulate.Timer`, which explains the period; they only are lighter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zbsolve.opgraph import OpGraph
+
+__all__ = ["Arrays", "makespan", "period", "rows_of", "sequence_of", "sweep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrays:
+    """A graph as plain lists.
+
+    Parameters
+    ----------
+    graph
+        What it was made from.
+    rank, duration, start_bytes, end_bytes, twin
+        By node, as in the graph.
+    preds
+        The tails of all arcs into each node.
+    waits
+        (tail, lag) of the arcs that can bind in time: from another rank, or with a lag.
+    base, limit
+        Bytes by rank.
+    work
+        The sum of durations of each rank.
+    busy
+        The ranks that have any operation.
+    """
+
+    graph: OpGraph
+    rank: list[int]
+    duration: list[int]
+    start_bytes: list[int]
+    end_bytes: list[int]
+    twin: list[int]
+    preds: list[tuple[int, ...]]
+    waits: list[tuple[tuple[int, int], ...]]
+    base: list[int]
+    limit: list[int]
+    work: list[int]
+    busy: list[int]
+
+    @classmethod
+    def of(cls, graph: OpGraph) -> Arrays:
+        """The lists of a graph."""
+        rank, duration = graph.rank.tolist(), graph.duration_ns.tolist()
+        tails, lags, pointers = graph.arc_tail.tolist(), graph.arc_lag_ns.tolist(), graph.pred_ptr.tolist()
+        preds, waits = [], []
+        for node, r in enumerate(rank):
+            into = range(pointers[node], pointers[node + 1])
+            preds.append(tuple(tails[a] for a in into))
+            waits.append(tuple((tails[a], lags[a]) for a in into if rank[tails[a]] != r or lags[a]))
+        work = [0] * graph.ranks
+        for r, d in zip(rank, duration, strict=True):
+            work[r] += d
+        return cls(
+            graph=graph,
+            rank=rank,
+            duration=duration,
+            start_bytes=graph.start_bytes.tolist(),
+            end_bytes=graph.end_bytes.tolist(),
+            twin=graph.twin.tolist(),
+            preds=preds,
+            waits=waits,
+            base=graph.base_bytes.tolist(),
+            limit=graph.limit_bytes.tolist(),
+            work=work,
+            busy=sorted(set(rank)),
+        )
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.base)
+
+
+def rows_of(arrays: Arrays, sequence: Sequence[int]) -> list[list[int]]:
+    """Each rank's row."""
+    rows: list[list[int]] = [[] for _ in arrays.base]
+    rank = arrays.rank
+    for node in sequence:
+        rows[rank[node]].append(node)
+    return rows
+
+
+def sequence_of(arrays: Arrays, rows: Sequence[Sequence[int]]) -> list[int] | None:
+    """A sequence with these rows, in which every node stands after what it needs; None if there is none."""
+    preds = arrays.preds
+    done = bytearray(len(arrays.rank))
+    at = [0] * len(rows)
+    waiting: dict[int, list[int]] = {}
+    ready = list(range(len(rows)))
+    sequence: list[int] = []
+    while ready:
+        r = ready.pop()
+        row, k = rows[r], at[r]
+        while k < len(row):
+            node = row[k]
+            blocker = next((tail for tail in preds[node] if not done[tail]), -1)
+            if blocker >= 0:
+                waiting.setdefault(blocker, []).append(r)
+                break
+            done[node] = 1
+            sequence.append(node)
+            k += 1
+            if node in waiting:
+                ready.extend(waiting.pop(node))
+        at[r] = k
+    return sequence if len(sequence) == len(arrays.rank) else None
+
+
+def sweep(arrays: Arrays, sequence: Sequence[int], release: Sequence[int]) -> tuple[list[int], list[int]]:
+    """As-soon-as-possible ends under a first start for each rank, and the last end of each rank."""
+    rank, duration, waits = arrays.rank, arrays.duration, arrays.waits
+    end = [0] * len(rank)
+    free = list(release)
+    for node in sequence:
+        r = rank[node]
+        at = free[r]
+        for tail, lag in waits[node]:
+            arrival = end[tail] + lag
+            if arrival > at:  # noqa: PLR1730  (a call of max costs four times as much here)
+                at = arrival
+        free[r] = end[node] = at + duration[node]
+    return end, free
+
+
+def _sweep_with_source(arrays: Arrays, sequence: Sequence[int], release: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The last end of each rank and the rank whose release it hangs on."""
+    rank, duration, waits = arrays.rank, arrays.duration, arrays.waits
+    end, source = [0] * len(rank), [0] * len(rank)
+    free, hangs = list(release), list(range(len(release)))
+    for node in sequence:
+        r = rank[node]
+        at, origin = free[r], hangs[r]
+        for tail, lag in waits[node]:
+            arrival = end[tail] + lag
+            if arrival > at:
+                at, origin = arrival, source[tail]
+        free[r] = end[node] = at + duration[node]
+        hangs[r] = source[node] = origin
+    return free, hangs
+
+
+def makespan(arrays: Arrays, sequence: Sequence[int]) -> int:
+    """First start to last end, as soon as possible."""
+    end, _ = sweep(arrays, sequence, [0] * arrays.ranks)
+    return max(end, default=0) - min((e - d for e, d in zip(end, arrays.duration, strict=True)), default=0)
+
+
+def period(arrays: Arrays, sequence: Sequence[int], release: Sequence[int] | None = None) -> tuple[int, list[int]]:
+    """The least period, rounded up to a whole ns, and a release vector that attains it.
+
+    Parameters
+    ----------
+    arrays
+        The graph.
+    sequence
+        The order.
+    release
+        A guess of the release vector, such as that of a similar order.
+    """
+    busy = arrays.busy
+    value = max(arrays.work)
+    x = [0] * arrays.ranks if release is None else list(release)
+    while True:
+        last, source = _sweep_with_source(arrays, sequence, x)
+        value = max(value, _cycle_mean(busy, x, last, source))
+        later = list(x)
+        for r in busy:
+            later[r] = max(x[r], last[r] - value)
+        if later == x:
+            low = min(x)
+            return value, [t - low for t in x]
+        x = later
+
+
+def _cycle_mean(busy: list[int], release: list[int], last: list[int], source: list[int]) -> int:
+    """The greatest mean, rounded up, of the cycles among ranks that hang on each other."""
+    best = 0
+    seen: dict[int, int] = {}
+    for root in busy:
+        path: list[int] = []
+        r = root
+        while r not in seen:
+            seen[r] = root
+            path.append(r)
+            r = source[r]
+        if seen[r] == root:
+            cycle = path[path.index(r) :]
+            length = sum(last[q] - release[source[q]] for q in cycle)
+            best = max(best, -(-length // len(cycle)))
+    return best

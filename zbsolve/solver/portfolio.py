@@ -1,0 +1,146 @@
+"""Many list schedules and every published one: the pool that the rest of the search starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+from zbsolve.catalog import baseline, schedules
+from zbsolve.catalog.zero_bubble import greedy_orders
+from zbsolve.errors import ScheduleConditionError
+from zbsolve.opgraph import KINDS
+from zbsolve.ops import Kind
+from zbsolve.solver.budget import Budget
+from zbsolve.solver.list_scheduler import NEVER, Rule, list_schedule
+from zbsolve.solver.node_sets import NodeSet, NodeSets
+from zbsolve.solver.pattern import Pattern
+from zbsolve.solver.pool import Pool
+from zbsolve.timetable import Order
+
+__all__ = ["add_baselines", "add_plain", "add_random", "plain_rules", "random_rule"]
+
+_FORWARD = KINDS.index(Kind.FORWARD)
+_BACKWARD_WEIGHT = KINDS.index(Kind.BACKWARD_WEIGHT)
+_LATE = 1e17
+
+_GREEDY_NODES = 60_000
+"""Beyond this many operations the published greedy takes longer than what it could give is worth."""
+
+
+def plain_rules(pattern: Pattern) -> Iterator[Rule]:
+    """A dozen rules without chance: weight gradients filling gaps, or late, under the usual in-flight limits."""
+    stages = max(pattern.stage) + 1
+    unit = max(pattern.duration)
+    limits = (lambda _: NEVER, lambda s: 2 * (stages - s) - 1, lambda s: stages - s)
+    for limit in limits:
+        for wait in (0.0, 0.5 * unit, 1.0 * unit, _LATE):
+            yield Rule(
+                penalty=[wait if k == _BACKWARD_WEIGHT else 0.0 for k in pattern.kind],
+                in_flight=[limit(s) for s in pattern.stage],
+            )
+
+
+def random_rule(pattern: Pattern, rng: random.Random) -> Rule:
+    """One rule of chance."""
+    stages = max(pattern.stage) + 1
+    unit = sum(pattern.duration) / len(pattern.duration)
+    weight = rng.choice((0.0, rng.uniform(0, 0.5), rng.uniform(0.3, 2.5), rng.uniform(0.3, 2.5), _LATE / unit))
+    forward = rng.choice((0.0, 0.0, rng.uniform(-0.5, 1.5), rng.uniform(0, 0.2)))
+    jitter = rng.choice((0.0, 0.0, 0.1, 0.4))
+    penalty = []
+    for k in pattern.kind:
+        asked = weight if k == _BACKWARD_WEIGHT else forward if k == _FORWARD else 0.0
+        penalty.append(unit * (asked + jitter * rng.uniform(-1, 1)))
+    shape = rng.randrange(6)
+    slope, offset, flat = rng.uniform(0.6, 2.6), rng.uniform(-1, 3), rng.randint(1, 2 * stages)
+    waver = rng.choice((0, 0, 1, 2))
+    in_flight = []
+    for s in pattern.stage:
+        left = stages - s
+        if shape <= 1:
+            most = NEVER
+        elif shape == 2:
+            most = left + int(offset)
+        elif shape == 3:
+            most = 2 * left - 1 + int(offset)
+        elif shape == 4:
+            most = int(slope * left + offset)
+        else:
+            most = flat
+        in_flight.append(most + (rng.randint(-waver, waver) if waver else 0))
+    return Rule(
+        penalty=penalty,
+        in_flight=in_flight,
+        noise=unit * rng.choice((0.0, 0.0, 0.05, 0.2, 0.5)),
+        urgent=rng.random() < 0.8,
+        seed=rng.getrandbits(32),
+    )
+
+
+def add_plain(pool: Pool, node_sets: NodeSets, budget: Budget) -> None:
+    """Add what the plain rules give, on each of the plain choices of fused and split."""
+    for node_set in _plain_sets(node_sets):
+        for number, rule in enumerate(plain_rules(node_set.pattern)):
+            _try(pool, node_set, rule, f"list scheduler, plain rule {number}", budget)
+            if pool.incumbent.done or (budget.over and pool.incumbent.order is not None):
+                return
+
+
+def add_random(pool: Pool, node_sets: NodeSets, budget: Budget, rng: random.Random) -> None:
+    """Add what random rules give until the budget is over."""
+    while not (pool.incumbent.done or budget.over):
+        node_set = _random_set(node_sets, rng)
+        _try(pool, node_set, random_rule(node_set.pattern, rng), "list scheduler, random rule", budget)
+
+
+def _try(pool: Pool, node_set: NodeSet, rule: Rule, method: str, budget: Budget) -> None:
+    budget.spend(1)
+    draft = list_schedule(node_set.pattern, rule)
+    if draft is not None:
+        pool.add(node_set.arrays, draft.sequence, method)
+
+
+def _plain_sets(node_sets: NodeSets) -> list[NodeSet]:
+    """Nothing fused that need not be; what is cheaper fused; everything fused."""
+    chosen = (frozenset[int](), node_sets.cheap, frozenset(node_sets.stages))
+    return list(dict.fromkeys(node_sets.get(fused) for fused in chosen))
+
+
+def _random_set(node_sets: NodeSets, rng: random.Random) -> NodeSet:
+    draw = rng.random()
+    if draw < (0.35 if node_sets.cheap else 0.95):
+        return node_sets.get(frozenset())
+    if draw < 0.6:
+        return node_sets.get(node_sets.cheap)
+    if draw < 0.7 or not node_sets.cheap:
+        return node_sets.get(frozenset(node_sets.stages))
+    cut = rng.randint(0, len(node_sets.stages))
+    part = {s for s in node_sets.cheap if (s < cut) == (draw < 0.85)}
+    return node_sets.get(frozenset(part))
+
+
+def add_baselines(pool: Pool, budget: Budget) -> None:
+    """Add every published schedule that fits, so that the answer is never worse than one of them."""
+    for method, order in _published(pool, budget):
+        budget.spend(1)
+        pool.add_order(order, method)
+        if pool.incumbent.done or budget.over:
+            return
+
+
+def _published(pool: Pool, budget: Budget) -> Iterator[tuple[str, Order]]:
+    problem = pool.problem
+    small = 3 * problem.placement.stages * problem.microbatches <= _GREEDY_NODES
+    if small:
+        with contextlib.suppress(ScheduleConditionError):
+            yield from greedy_orders(problem)
+    for schedule in schedules():
+        # these are the greedy's best at the problem's own limit, which the runs above have given
+        greedy = schedule.name in ("zb-1p", "zb-2p")
+        if greedy and (not small or None not in problem.limit_bytes):
+            continue
+        try:
+            yield schedule.name, baseline(schedule.name, problem)
+        except ScheduleConditionError:
+            continue

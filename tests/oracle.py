@@ -14,7 +14,9 @@ backward and for B before W. Memory depends on the kinds in the row alone. So no
 
 from __future__ import annotations
 
+import functools
 import itertools
+import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,15 +24,79 @@ import numpy as np
 from zbsolve.errors import OrderError
 from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind, Op
+from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import StageCost
+from zbsolve.profile import Link, LinkOverride, Profile, StageCost
 from zbsolve.simulate import Timer, simulate
 from zbsolve.timetable import Order
 
 LETTERS = {"F": Kind.FORWARD, "B": Kind.BACKWARD_INPUT, "W": Kind.BACKWARD_WEIGHT, "D": Kind.BACKWARD}
 
 
-def rows_of(microbatches: int, allow: frozenset[str]) -> list[str]:
+def tiny_problem(rng: random.Random, limit_above: int | None, *, sizes: tuple[tuple[int, int], ...]) -> Problem:
+    """A random problem of (ranks, microbatches) from `sizes`, full of special cases.
+
+    `limit_above` adds up to so many bytes to what one microbatch at a time needs; -1 takes one off; None: unlimited.
+    """
+    ranks, microbatches = rng.choice(sizes)
+    longest, largest = rng.choice((1, 3, 9)), rng.choice((2, 4, 6))
+    shape = rng.choice(
+        ("any", "any", "keeps nothing", "holds nothing", "keeps more", "equal", "no weight", "slow last")
+    )
+
+    def cost(stage: int) -> StageCost:
+        forward, back, weight = (rng.randint(0, longest) for _ in range(3))
+        held, keep = rng.randint(0, largest), rng.randint(0, largest)
+        if shape == "slow last" and stage == ranks - 1:
+            forward, back, weight = 5 * forward + 1, 5 * back + 1, 5 * weight
+        return StageCost(
+            forward_ns=forward,
+            backward_input_ns=back,
+            backward_weight_ns=0 if shape == "no weight" else weight,
+            backward_ns=rng.choice((back + weight, max(0, back + weight - 1), back + weight + 2, rng.randint(0, 20))),
+            activation_bytes=0 if shape == "holds nothing" else held,
+            backward_weight_bytes={"keeps nothing": 0, "keeps more": held + keep}.get(shape, keep),
+            workspace_bytes=rng.choice((0, 0, 1, 3)),
+            static_bytes=rng.choice((0, 2)),
+            output_bytes=rng.randint(0, 3),
+        )
+
+    stages = [cost(s) for s in range(ranks)]
+    if shape == "equal":
+        stages = stages[:1] * ranks
+    if not any(s.forward_ns + s.backward_input_ns + s.backward_weight_ns for s in stages):
+        return tiny_problem(rng, limit_above, sizes=sizes)
+    pairs = list(itertools.permutations(range(ranks), 2))
+    overrides = tuple(
+        LinkOverride(sender=a, receiver=b, latency_ns=rng.randint(0, 9))
+        for a, b in rng.sample(pairs, min(len(pairs), rng.randint(0, 1)))
+    )
+    route = list(range(ranks))
+    if rng.random() < 0.3:
+        rng.shuffle(route)
+    link = Link(
+        latency_ns=rng.choice((0, 0, 1, 4)), bytes_per_second=rng.choice((None, None, 10**9)), overrides=overrides
+    )
+    problem = functools.partial(
+        Problem,
+        profile=Profile(stages=tuple(stages), link=link),
+        placement=Placement.custom(route),
+        microbatches=microbatches,
+        allow=frozenset(rng.choice((("split",), ("split", "fused"), ("fused",)))),
+        objective=rng.choice(("period", "makespan")),
+    )
+    if limit_above is None:
+        return problem()
+    by_rank = {rank: stage for stage, rank in enumerate(route)}
+    limits = []
+    for rank in range(ranks):
+        least = min(peak(row, stages[by_rank[rank]]) for row in rows_of(1, problem.keywords["allow"]))
+        limits.append(max(0, least + (rng.choice((0, -1)) if limit_above < 0 else rng.randint(0, limit_above))))
+    return problem(memory_limit=tuple(limits))
+
+
+@functools.cache
+def rows_of(microbatches: int, allow: frozenset[str]) -> tuple[str, ...]:
     """Every row of one rank as letters, first in, first out: F, B, W, and D for the fused backward."""
 
     def grow(row: str, f: int, b: int, w: int, split: int) -> Iterator[str]:
@@ -46,7 +112,7 @@ def rows_of(microbatches: int, allow: frozenset[str]) -> list[str]:
         if w < split:
             yield from grow(row + "W", f, b, w + 1, split)
 
-    return list(grow("", 0, 0, 0, 0))
+    return tuple(grow("", 0, 0, 0, 0))
 
 
 def peak(row: str, cost: StageCost) -> int:

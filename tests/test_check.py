@@ -109,6 +109,7 @@ def test_a_surplus_row_may_not_run_anything():
         (Op(Kind.FORWARD, 0, 2), "stage 0 and microbatch 2"),
         (Op(Kind.BACKWARD, -1, 0), "stage -1 and microbatch 0"),
         (Op(Kind.BACKWARD_INPUT, 0, -1), "stage 0 and microbatch -1"),
+        (Op(Kind.FORWARD, 1, -1), "stage 1 and microbatch -1"),
         (Op(Kind.BACKWARD_WEIGHT, 0, None), "no microbatch"),
         (Op(Kind.FORWARD, 10**5000, 0), "stage (a number of 16610 bits) and microbatch 0"),
         (Op(Kind.FORWARD, 0, -(10**5000)), "stage 0 and microbatch (-a number of 16610 bits)"),
@@ -169,6 +170,7 @@ def test_memory_along_the_row():
     # F 100+10+1, F 110+10+1, B frees 6, W frees 4, BW frees 10 at their ends
     assert peaks(two_ranks(), order(*GOOD)) == (121, 115)
     assert codes(two_ranks(memory_limit=(121, 115)), order(*GOOD)) == []
+    assert codes(two_ranks(memory_limit=(100, 100)), order("", "")) == ["missing"] * 12
     assert only(two_ranks(memory_limit=(121, 114)), order(*GOOD), "memory") == (
         "rank 1 exceeds its limit of 114 bytes, first at F1 of stage 1 (place 2); "
         "its peak is 115 bytes (1 too many), there"
@@ -198,6 +200,19 @@ def test_what_b_leaves_for_w_may_exceed_what_it_frees():
     problem = Problem(profile=Profile(stages=(stage,)), placement=Placement.linear(1), microbatches=1)
     assert peaks(problem, order("F0@0 B0@0 W0@0")) == (7,)
     assert peaks(problem, order("F0@0 BW0@0")) == (2,)
+
+
+def test_what_an_operation_frees_it_holds_until_its_end():
+    first = StageCost(forward_ns=1, backward_input_ns=1, backward_weight_ns=1, activation_bytes=10)
+    second = StageCost(forward_ns=1, backward_input_ns=1, backward_weight_ns=1, activation_bytes=3, workspace_bytes=5)
+    problem = Problem(profile=Profile(stages=(first, second)), placement=Placement.custom([0, 0]), microbatches=2)
+    # at BW0 of stage 1: 10 + 3 + 10 and its workspace
+    assert peaks(problem, order("F0@0 F0@1 F1@0 BW0@1 BW0@0 F1@1 BW1@1 BW1@0")) == (28,)
+
+
+def test_w_frees_what_b_left_for_it():
+    assert peaks(two_ranks(3), order("F0@0 B0@0 W0@0 F1@0 B1@0 W1@0 F2@0", "")) == (111, 100)
+    assert peaks(two_ranks(3), order("F0@0 B0@0 F1@0 B1@0 F2@0 W0@0 W1@0", "")) == (119, 100)
 
 
 # who waits for whom
@@ -300,6 +315,13 @@ def test_durations_are_exact(end, planned):
     assert only(two_ranks(1), bad, "duration") == (
         f"BW0 of stage 0 on rank 0 takes 3 ns, but is planned for {planned} ns, from 15 to {end} ns"
     )
+
+
+def test_a_fused_backward_takes_its_own_time():
+    stage = StageCost(forward_ns=1, backward_input_ns=2, backward_weight_ns=3, backward_ns=4)
+    problem = Problem(profile=Profile(stages=(stage,)), placement=Placement.linear(1), microbatches=1)
+    assert codes(problem, timetable(problem, "F0@0:0-1 BW0@0:1-5")) == []
+    assert codes(problem, timetable(problem, "F0@0:0-1 BW0@0:1-6")) == ["duration"]
 
 
 def test_a_rank_runs_one_operation_at_a_time():

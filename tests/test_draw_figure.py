@@ -119,7 +119,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         render([table] * (MOST_PANELS + 1), "svg")
     with pytest.raises(InvalidInput, match="null character"):
         draw_timetables([table], "a\0.svg")
-    with pytest.raises(InvalidInput, match="cannot write"):
+    with pytest.raises(InvalidInput, match="cannot be written"):
         draw_timetables([table], tmp_path / "absent" / "a.svg", memory=False)
     short = Timetable(problem=table[1].problem, rows=tuple(row[:-1] for row in table[1].rows))
     with pytest.raises(OrderError):

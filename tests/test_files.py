@@ -222,9 +222,9 @@ def test_a_name_that_is_no_text_cannot_be_written():
         profile_bytes(dataclasses.replace(example_profile(), name="\ud800"))
 
 
-def test_reading_loads_nothing_heavy():
+def test_reading_and_emitting_load_nothing_heavy():
     code = (
-        "import sys; from zbsolve.files import read_timetable; read_timetable(sys.argv[1]);"
+        "import sys, zbsolve.interop.torch; from zbsolve.files import read_timetable; read_timetable(sys.argv[1]);"
         "print([m for m in ('torch', 'ortools', 'matplotlib', 'networkx', 'click', 'rich') if m in sys.modules])"
     )
     done = subprocess.run(

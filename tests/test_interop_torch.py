@@ -215,5 +215,8 @@ def test_orders_that_torch_would_hang_on_or_misread_are_refused(tmp_path):
 def test_a_target_that_cannot_be_written(tmp_path):
     problem = uniform(Placement.linear(2), 2)
     timetable = simulate(problem, random_order(problem, 0))
-    with pytest.raises(FileFormatError, match="is a directory"):
-        write_torch_csv(timetable, tmp_path)
+    (tmp_path / "x.csv.json").mkdir()
+    for target in (tmp_path, "", "/", tmp_path / "x.csv"):
+        with pytest.raises(FileFormatError, match="is a directory"):
+            write_torch_csv(timetable, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.csv.json"]

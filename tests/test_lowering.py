@@ -68,8 +68,8 @@ def test_two_ranks_read_like_a_picture():
         "free BW0@0 / post BW1@0 / wait BW1@0 / BW1@0 / free BW1@0"
     )
     second = (
-        "post F0@1 / wait F0@1 / F0@1 / post F1@1 / BW0@1 / send BW0@1 / free F0@1 / wait F1@1 / F1@1 / "
-        "BW1@1 / send BW1@1 / free F1@1 / done BW0@1 / done BW1@1"
+        "post F0@1 / post F1@1 / wait F0@1 / F0@1 / BW0@1 / send BW0@1 / free F0@1 / wait F1@1 / F1@1 / done BW0@1 / "
+        "BW1@1 / send BW1@1 / free F1@1 / done BW1@1"
     )
     assert (" / ".join(told(lowered, 0)), " / ".join(told(lowered, 1))) == (first, second)
 

@@ -1,39 +1,83 @@
-"""zbsolve: the best timetable for pipeline-parallel training, with a proof."""
+"""zbsolve: the best timetable for pipeline-parallel training, with a proof.
+
+The names below are the public interface. Importing them loads none of the heavy libraries;
+`solve` loads OR-Tools when it needs it.
+"""
 
 from __future__ import annotations
 
-from zbsolve.errors import ZbsolveError
-from zbsolve.metrics import metrics
+from zbsolve.bounds import lower_bound, lower_bounds
+from zbsolve.catalog import Schedule, baseline, schedules
+from zbsolve.check import check, violations
+from zbsolve.errors import (
+    FileFormatError,
+    Infeasible,
+    InvalidInput,
+    InvalidTimetable,
+    MissingExtra,
+    NothingFound,
+    NotProvenOptimal,
+    ZbsolveError,
+)
+from zbsolve.files import SolverRecord, read_profile, read_timetable, write_profile, write_timetable
+from zbsolve.interop.torch import write_torch_csv
+from zbsolve.metrics import memory_curve, metrics
 from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Link, LinkOverride, Profile, StageCost
+from zbsolve.profile import Link, LinkOverride, Profile, ProfileSource, StageCost, StageSpread
 from zbsolve.simulate import simulate
 from zbsolve.solution import Bound, Metrics, Solution
+from zbsolve.solver import Progress, solve
 from zbsolve.timetable import Order, TimedOp, Timetable, Violation
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Bound",
+    "FileFormatError",
+    "Infeasible",
+    "InvalidInput",
+    "InvalidTimetable",
     "Kind",
     "Link",
     "LinkOverride",
     "Metrics",
+    "MissingExtra",
+    "NotProvenOptimal",
+    "NothingFound",
     "Op",
     "OpGraph",
     "Order",
     "Placement",
     "Problem",
     "Profile",
+    "ProfileSource",
+    "Progress",
+    "Schedule",
     "Solution",
+    "SolverRecord",
     "StageCost",
+    "StageSpread",
     "TimedOp",
     "Timetable",
     "Violation",
     "ZbsolveError",
     "__version__",
+    "baseline",
+    "check",
+    "lower_bound",
+    "lower_bounds",
+    "memory_curve",
     "metrics",
+    "read_profile",
+    "read_timetable",
+    "schedules",
     "simulate",
+    "solve",
+    "violations",
+    "write_profile",
+    "write_timetable",
+    "write_torch_csv",
 ]

@@ -114,7 +114,8 @@ class Problem:
         object.__setattr__(self, "limit_bytes", self._resolve_limits(given))
 
     def _resolve_limits(self, given: tuple[Limit, ...]) -> tuple[int | None, ...]:
-        held, static = self._activation_bytes_by_rank(), [0] * self.placement.ranks
+        ranks = self.placement.ranks
+        held, static = self._activation_bytes_by_rank(), [0] * ranks
         for stage, cost in enumerate(self.profile.stages):
             for rank in self.placement.holders(stage):
                 static[rank] += cost.static_bytes
@@ -126,7 +127,7 @@ class Problem:
             elif times is None:
                 resolved.append(parse_bytes(limit, f"the memory limit of rank {rank}"))
             else:
-                dynamic = Fraction(times.group(1)) * self.placement.ranks * held[rank] / self.microbatches
+                dynamic = Fraction(times.group(1)) * ranks * held[rank] / self.microbatches
                 resolved.append(min(static[rank] + int(dynamic), MAX_AMOUNT))
         return tuple(resolved)
 

@@ -12,17 +12,19 @@ whatever is split or fused, and for the memory limits of the problem.
 | relay | the same | a later rank's work inside an earlier rank's span |
 | counting | the same | earliest times of all counts of F, B and W, rank by rank |
 
-`counting` is at least as good as two-phase and relay, but its effort grows with microbatches
-squared where memory is plentiful; beyond `MAX_EFFORT` it is left out.
+`counting` is at least as good as two-phase and relay, but its effort grows with microbatches times
+microbatches in flight; beyond `MAX_EFFORT` it looks at the most promising ranks alone, or at none.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.bounds.counting import counting, effort
 from zbsolve.bounds.memory_time import memory_time
 from zbsolve.bounds.relay import relay
-from zbsolve.bounds.single import single_ranks
+from zbsolve.bounds.single import SingleRank, single_ranks
 from zbsolve.bounds.two_phase import two_phase
 from zbsolve.bounds.work import chain, head_tail, load
 from zbsolve.problem import Problem
@@ -56,13 +58,30 @@ def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
         bounds.append(Bound(head_tail(costs), "head-tail"))
     if costs.single:
         ranks = single_ranks(costs)
-        for name, span in (("two-phase", two_phase), ("memory-time", memory_time)):
-            values = [span(rank) + (rank.head if makespan else 0) for rank in ranks]
-            bounds.append(Bound(max(values), name))
+        ahead = [rank.head if makespan else 0 for rank in ranks]
+        phases = [at + two_phase(rank) for at, rank in zip(ahead, ranks, strict=True)]
+        areas = [at + memory_time(rank) for at, rank in zip(ahead, ranks, strict=True)]
+        bounds.append(Bound(max(phases), "two-phase"))
+        bounds.append(Bound(max(areas), "memory-time"))
         bounds.append(Bound(relay(ranks, makespan=makespan), "relay"))
-        if effort(ranks) <= MAX_EFFORT:
-            bounds.append(Bound(counting(ranks, makespan=makespan, most_effort=MAX_EFFORT), "counting"))
-    return tuple(sorted(bounds, key=lambda bound: -bound.value_ns))
+        promise = [max(pair) for pair in zip(phases, areas, strict=True)]
+        bounds.append(Bound(_count(ranks, promise, makespan=makespan), "counting"))
+    apply = [bound for bound in bounds if bound.value_ns > 0 or bound.name == "load"]
+    return tuple(sorted(apply, key=lambda bound: -bound.value_ns))
+
+
+def _count(ranks: Sequence[SingleRank], promise: Sequence[int], *, makespan: bool) -> int:
+    """The counting bound over all ranks; where that is too much work, of the most promising ranks, each alone."""
+    if effort(ranks) <= MAX_EFFORT:
+        return counting(ranks, makespan=makespan, most_effort=MAX_EFFORT)
+    best = spent = 0
+    for s in sorted(range(len(ranks)), key=lambda s: -promise[s]):
+        alone = ranks[s : s + 1]
+        spent += effort(alone)
+        if spent > MAX_EFFORT:
+            break
+        best = max(best, counting(alone, makespan=makespan, most_effort=MAX_EFFORT))
+    return best
 
 
 def lower_bound(problem: Problem) -> Bound:

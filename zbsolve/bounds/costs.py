@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zbsolve.errors import Infeasible
 from zbsolve.opgraph import KINDS, Int32, Int64, OpGraph
@@ -114,29 +115,31 @@ class Costs:
         return tuple(int(v) for v in smallest + self.base_bytes)
 
     @cached_property
-    def splittable(self) -> Int64:
-        """1 where B and W may stand apart: allowed, and B alone fits the limit; else 0."""
+    def splittable(self) -> NDArray[np.bool_]:
+        """Where B and W may stand apart: allowed, and B alone fits the limit."""
         if self.input_ns is None:
-            return np.zeros_like(self.forward_ns)
-        return (self.split_need <= (self.limit_bytes - self.base_bytes)[self.rank]).astype(np.int64)
+            return np.zeros(self.forward_ns.shape, dtype=np.bool_)
+        return self.split_need <= (self.limit_bytes - self.base_bytes)[self.rank]
 
     @cached_property
     def gradient_ns(self) -> Int64:
         """Least time from the start of the backward until its input gradient is there."""
-        return self._least(self.input_ns)
+        return self._least(self.input_ns, self.fused_ns, self.splittable)
 
     @cached_property
     def backward_ns(self) -> Int64:
         """Least work of the whole backward."""
-        return self._least(None if self.input_ns is None or self.weight_ns is None else self.input_ns + self.weight_ns)
+        split = None if self.input_ns is None or self.weight_ns is None else self.input_ns + self.weight_ns
+        return self._least(split, self.fused_ns, self.splittable)
 
-    def _least(self, split: Int64 | None) -> Int64:
-        if split is None:
-            assert self.fused_ns is not None
-            return self.fused_ns
-        if self.fused_ns is None:
-            return split
-        return np.where(self.splittable == 1, np.minimum(split, self.fused_ns), self.fused_ns)
+    @staticmethod
+    def _least(split: Int64 | None, fused: Int64 | None, splittable: NDArray[np.bool_]) -> Int64:
+        """The lesser of two ways as far as each is possible."""
+        if split is None or fused is None:
+            only = fused if split is None else split
+            assert only is not None
+            return only
+        return np.where(splittable, np.minimum(split, fused), fused)
 
     @cached_property
     def head_ns(self) -> Int64:
@@ -155,12 +158,31 @@ class Costs:
         return turn
 
     @cached_property
+    def finish_ns(self) -> Int64:
+        """Least time from the start of the backward to the end of all backwards of this and earlier stages.
+
+        Split: W and what follows B on the earlier stages run side by side. Fused: all of it comes first.
+        """
+        return self._finish_and_tail[0]
+
+    @cached_property
     def tail_ns(self) -> Int64:
         """Least time from the end of B (or of the fused backward) to the end of all backwards of earlier stages."""
-        tail = np.zeros_like(self.forward_ns)
-        for s in range(1, self.stages):
-            tail[s] = self.up_ns[s - 1] + np.maximum(self.backward_ns[s - 1], self.gradient_ns[s - 1] + tail[s - 1])
-        return tail
+        return self._finish_and_tail[1]
+
+    @cached_property
+    def _finish_and_tail(self) -> tuple[Int64, Int64]:
+        finish, tail = np.zeros_like(self.forward_ns), np.zeros_like(self.forward_ns)
+        for s in range(self.stages):
+            if s:
+                tail[s] = self.up_ns[s - 1] + finish[s - 1]
+            split = fused = None
+            if self.input_ns is not None and self.weight_ns is not None:
+                split = self.input_ns[s] + np.maximum(self.weight_ns[s], tail[s])
+            if self.fused_ns is not None:
+                fused = self.fused_ns[s] + tail[s]
+            finish[s] = self._least(split, fused, self.splittable[s])
+        return finish, tail
 
 
 def read_costs(problem: Problem) -> Costs:

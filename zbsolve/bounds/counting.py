@@ -39,7 +39,7 @@ def counting(ranks: Sequence[SingleRank], *, makespan: bool, most_effort: int) -
     Parameters
     ----------
     ranks
-        In the order of their stages.
+        Neighbours in the order of their stages; those left out only make the bound weaker.
     makespan
         Bound the makespan instead of the period.
     most_effort
@@ -69,8 +69,8 @@ def counting(ranks: Sequence[SingleRank], *, makespan: bool, most_effort: int) -
     to first, each counted from its own first start (the next rank starts at least F + lag later);
     then, for each s, once more down and up the ranks from s on.
 
-    *Makespan.* Count from the first start on the first rank; t(m, m, m) of any rank bounds the
-    makespan, and so does g(m) + what follows on earlier stages.
+    *Makespan.* Count from the first start on the first rank, which has its head before it;
+    t(m, m, m) of any rank bounds the makespan, and so does g(m) + what follows on earlier stages.
 
     Every step replaces an unknown time by a proven least one, so stopping anywhere leaves a bound.
     Own proof.
@@ -83,7 +83,7 @@ def counting(ranks: Sequence[SingleRank], *, makespan: bool, most_effort: int) -
         arrivals = none if not own else [rank.forward + rank.down + g + rank.up for g in own[0].gradients]
         own.insert(0, _earliest(rank, 0, none, arrivals, 0))
     if makespan:
-        return _together(ranks, own, makespan=True)
+        return ranks[0].head + _together(ranks, own, makespan=True)
     spent, best = effort(ranks), max(e.end for e in own)
     for s in sorted(range(len(ranks) - 1), key=lambda s: -own[s].end):
         spent += 2 * effort(ranks[s:])

@@ -31,16 +31,18 @@ def chain(costs: Costs) -> int:
     L(s) the least time from there to the start of its backward (`Costs.turn_ns`). The backward of
     stage s cannot be done before head(s) + L(s) + min(B + W, fused).
 
-    - makespan: the greatest of these over stages and microbatches.
+    - makespan: the greatest of these over stages and microbatches, each with the backwards of the
+      earlier stages that must follow: beside W if it is split, after it if it is fused (`Costs.finish_ns`).
     - period: measured from the first F of the microbatch on the same rank instead, since that
       lies within the rank's span: head(t) - head(s) + L(t) + min(B + W, fused) of stage t, for s the
       first and t any stage of a rank.
 
     Own proof.
     """
-    done = costs.head_ns + costs.turn_ns + costs.backward_ns
+    arrived = costs.head_ns + costs.turn_ns
     if costs.problem.objective == "makespan":
-        return int(done.max())
+        return int((arrived + costs.finish_ns).max())
+    done = arrived + costs.backward_ns
     columns = np.arange(costs.microbatches)
     first = np.full((costs.ranks, costs.microbatches), -1, dtype=np.int64)
     best = 0

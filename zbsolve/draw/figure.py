@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
-import secrets
 import unicodedata
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from zbsolve.disk import write_atomic
 from zbsolve.draw import colours
 from zbsolve.draw.bands import Memory, band_bytes
 from zbsolve.draw.lettering import Lettering, choose_lettering, fits
@@ -90,10 +89,7 @@ def draw_timetables(timetables: Sequence[tuple[str, Timetable]], path: str | Pat
     if suffix not in (".svg", ".png"):
         raise InvalidInput(f"{target}: a picture is written as .svg or .png, not {suffix or 'without a suffix'!r}")
     data = render(timetables, "svg" if suffix == ".svg" else "png", memory=memory)
-    try:
-        _replace(target, data)
-    except OSError as error:
-        raise InvalidInput(f"{target}: cannot write the picture: {error.strerror or error}") from error
+    write_atomic(target, data)
     return target
 
 
@@ -120,18 +116,6 @@ def render(timetables: Sequence[tuple[str, Timetable]], form: Format, *, memory:
             dpi = min(PNG_DPI, int(60_000 / figure.get_figheight()))
             figure.savefig(data, format="png", dpi=dpi, metadata={**described, "Software": None})
     return data.getvalue()
-
-
-def _replace(target: Path, data: bytes) -> None:
-    """Write a neighbour first, then rename: a reader never sees half a file."""
-    part = target.with_name(f".{target.name[:80]}.{secrets.token_hex(4)}.part")
-    try:
-        with open(part, "xb") as file:
-            file.write(data)
-        os.replace(part, target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 class _Page:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import gc
 import json
 import re
 import tomllib
@@ -17,7 +18,7 @@ from zbsolve.disk import MAX_FILE_BYTES
 from zbsolve.errors import FileFormatError, InvalidInput
 from zbsolve.files import shapes
 
-__all__ = ["located", "parse", "plain"]
+__all__ = ["collection_paused", "located", "parse", "plain"]
 
 _S = TypeVar("_S", shapes.ProfileFile, shapes.TimetableFile)
 
@@ -40,6 +41,18 @@ _WORDS = {
     "array": "a list",
     "object": "an object",
 }
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: it would walk the growing tree of a large file again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager
@@ -75,9 +88,10 @@ def parse(data: bytes, name: object, shape: type[_S], *, toml: bool = False) -> 
     if len(data) > MAX_FILE_BYTES:
         raise FileFormatError(name, f"is larger than {MAX_FILE_BYTES // 1024**2} MiB; is it the right file?")
     try:
-        tree = _tree(_text(data, name), name, toml=toml)
-        _check_format(tree, name, _FORMATS[shape])
-        return msgspec.convert(tree, shape)
+        with collection_paused():
+            tree = _tree(_text(data, name), name, toml=toml)
+            _check_format(tree, name, _FORMATS[shape])
+            return msgspec.convert(tree, shape)
     except msgspec.ValidationError as error:
         where, message = _explain(str(error))
         raise FileFormatError(name, message, where) from None

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from zbsolve.disk import PathLike, read_regular, write_atomic
 from zbsolve.errors import FileFormatError, InvalidInput, UnitError
 from zbsolve.files import shapes
-from zbsolve.files.parse import located, parse, plain
+from zbsolve.files.parse import collection_paused, located, parse, plain
 from zbsolve.files.profile import profile_from_shape, profile_to_plain
 from zbsolve.files.text import json_bytes
 from zbsolve.ops import Kind, Op
@@ -164,7 +164,8 @@ def _read(data: bytes, name: object) -> tuple[Timetable, SolverRecord | None]:
             name, f"there are {len(shape.ranks)} rows, but the placement has {problem.placement.ranks} ranks", "$.ranks"
         )
     record = None if shape.solver is None else _record(shape.solver, problem, name)
-    rows = tuple(_row(row, problem, name, f"$.ranks[{rank}]") for rank, row in enumerate(shape.ranks))
+    with collection_paused():
+        rows = tuple(_row(row, problem, name, f"$.ranks[{rank}]") for rank, row in enumerate(shape.ranks))
     return Timetable(problem=problem, rows=rows), record
 
 

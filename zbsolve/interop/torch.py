@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from zbsolve.disk import write_atomic
+from zbsolve.disk import ensure_writable, write_atomic
 from zbsolve.errors import ProblemError
 from zbsolve.metrics import metrics
 from zbsolve.opgraph import OpGraph
@@ -102,7 +102,9 @@ def write_torch_csv(timetable: Timetable, path: str | os.PathLike[str]) -> tuple
     """
     _refuse_replicas(timetable.problem)
     csv = Path(path)
+    ensure_writable(csv)
     beside = csv.with_name(csv.name + ".json")
+    ensure_writable(beside)
     planned = metrics(timetable)
     order = merged(timetable)
     about = _about(timetable, order, planned, csv.name)

@@ -1,0 +1,160 @@
+"""Solve every instance of a file at every memory limit it lists and set the results beside the references.
+
+Run as ``python -m benchmarks.solver [--time-limit 60] [--gap 0] [--suite FILE] [--only TEXT] [--json]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from zbsolve.check import violations
+from zbsolve.errors import Infeasible
+from zbsolve.placement import Placement
+from zbsolve.problem import Problem
+from zbsolve.profile import Link, Profile, StageCost
+from zbsolve.solver import solve
+
+SUITE = Path(__file__).parent / "instances" / "schedule_instances.json"
+
+ONE_CHUNK = frozenset({"ZB-1p", "ZB-2p", "1F1B"})
+"""The first words of the names of references with one chunk a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One instance at one limit."""
+
+    instance: str
+    memory: str
+    period_ns: int
+    lower_bound_ns: int
+    gap: float
+    best_reference_ns: int | None
+    ratio_to_reference: float | None
+    seconds: float
+    status: str
+    method: str
+    bound: str
+
+
+def read_suite(path: Path) -> list[dict[str, Any]]:
+    """The instances of a file."""
+    content: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["instances"]
+    return content
+
+
+def problem_of(instance: dict[str, Any], memory: str | int | None) -> Problem:
+    """The problem of an instance at a memory limit."""
+    profile = instance["profile"]
+    return Problem(
+        profile=Profile(
+            stages=tuple(StageCost(**stage) for stage in profile["stages"]),
+            link=Link(**profile.get("link", {})),
+            name=profile.get("name", ""),
+        ),
+        placement=getattr(Placement, instance["placement"])(instance["ranks"]),
+        microbatches=instance["microbatches"],
+        memory_limit=memory,
+    )
+
+
+def best_reference(instance: dict[str, Any], memory: str) -> int | None:
+    """The least period of the one-chunk references that fit a limit given as ``"Kx"``."""
+    limit = float(memory.rstrip("x"))
+    periods = [
+        row["period_ns"]
+        for row in instance["reference"]
+        if row["schedule"].split()[0] in ONE_CHUNK and float(row["peak"].rstrip("x")) <= limit
+    ]
+    return min(periods, default=None)
+
+
+def rows(suite: Path, *, only: str, time_limit_s: float, gap: float, seed: int) -> Iterator[Row]:
+    """Solve one after the other."""
+    for instance in read_suite(suite):
+        if only not in instance["name"]:
+            continue
+        for memory in instance["memory"]:
+            problem = problem_of(instance, memory)
+            reference = best_reference(instance, memory)
+            began = time.perf_counter()
+            try:
+                solution = solve(problem, time_limit_s=time_limit_s, gap=gap, seed=seed)
+            except Infeasible as error:
+                print(f"{instance['name']} at {memory}: {error}", file=sys.stderr)
+                continue
+            wrong = violations(problem, solution.timetable)
+            if wrong:
+                raise SystemExit(f"{instance['name']} at {memory}: {wrong[0].message}")
+            yield Row(
+                instance=instance["name"],
+                memory=memory,
+                period_ns=solution.value_ns,
+                lower_bound_ns=solution.lower_bound_ns,
+                gap=solution.gap,
+                best_reference_ns=reference,
+                ratio_to_reference=None if reference is None else solution.value_ns / reference,
+                seconds=time.perf_counter() - began,
+                status=solution.status,
+                method=solution.method,
+                bound=solution.bound,
+            )
+
+
+def show(row: Row) -> str:
+    """A row as a line of text."""
+    ratio = "      -" if row.ratio_to_reference is None else f"{row.ratio_to_reference:7.4f}"
+    return (
+        f"{row.instance:<22} {row.memory:>6} {row.period_ns:>12} {row.lower_bound_ns:>12} {row.gap:7.2%} {ratio} "
+        f"{row.seconds:6.1f} s  {row.method} / {row.bound}"
+    )
+
+
+def summary(done: list[Row]) -> dict[str, float | int]:
+    """Figures over all rows."""
+    ratios = [row.ratio_to_reference for row in done if row.ratio_to_reference is not None]
+    return {
+        "rows": len(done),
+        "optimal": sum(row.status == "optimal" for row in done),
+        "mean_gap": statistics.fmean(row.gap for row in done) if done else 0.0,
+        "largest_gap": max((row.gap for row in done), default=0.0),
+        "with_reference": len(ratios),
+        "worse_than_reference": sum(ratio > 1 for ratio in ratios),
+        "better_than_reference": sum(ratio < 1 for ratio in ratios),
+        "geometric_mean_ratio": math.exp(statistics.fmean(map(math.log, ratios))) if ratios else 1.0,
+        "seconds": sum(row.seconds for row in done),
+    }
+
+
+def main() -> None:
+    """Read the command line, solve, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.solver", description=__doc__)
+    parser.add_argument("--suite", type=Path, default=SUITE, help="a file of instances (default: the shared ones)")
+    parser.add_argument("--only", default="", help="only instances whose name contains this")
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for each (default: 60)")
+    parser.add_argument("--gap", type=float, default=0.0, help="stop each at this gap (default: 0)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    given = parser.parse_args()
+    done = []
+    for row in rows(given.suite, only=given.only, time_limit_s=given.time_limit, gap=given.gap, seed=given.seed):
+        done.append(row)
+        if not given.json:
+            print(show(row), flush=True)
+    if given.json:
+        print(json.dumps({"rows": [asdict(row) for row in done], "summary": summary(done)}, indent=1))
+    else:
+        print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in summary(done).items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""Each verb does what it says, on small problems."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.helpers import call, call_json, error_of, put_profile, put_timetable, small_profile, small_timetable
+from zbsolve.check import violations
+from zbsolve.files import read_profile, read_solution_record, read_timetable, schema
+
+SOLUTION_FIELDS = {
+    *("status", "objective", "period_ns", "makespan_ns", "lower_bound_ns", "bound", "gap", "bubble", "peak_bytes"),
+    *("limit_bytes", "method", "seconds", "seed", "digest", "ranks", "stages", "microbatches"),
+}
+
+
+@pytest.fixture
+def profile(tmp_path):
+    return put_profile(tmp_path)
+
+
+@pytest.fixture
+def timetable(tmp_path):
+    return put_timetable(tmp_path)
+
+
+def test_solve_prints_a_table_and_says_how_to_keep_it(profile):
+    result = call("solve", profile, "--microbatches", "3", "--memory", "1x", "--time-limit", "5")
+    assert "optimal" in result.stdout
+    assert "10 us (10000 ns)" in result.stdout
+    assert "-o FILE" in result.stderr
+
+
+def test_solve_writes_a_timetable_that_passes_check(profile, tmp_path):
+    path = tmp_path / "t.json"
+    call("solve", profile, "-m", "3", "--memory", "1x", "--time-limit", "5", "-o", str(path))
+    found = read_timetable(path)
+    assert violations(found.problem, found) == ()
+    assert read_solution_record(path).value_ns == found.period_ns == 10_000
+    assert call_json("check", str(path)) == {"ok": True, "violations": []}
+
+
+def test_solve_json_has_the_fields_of_the_design(profile):
+    told = call_json("solve", profile, "-m", "3", "--memory", "1x", "--time-limit", "5")
+    assert told.keys() >= SOLUTION_FIELDS
+    assert (told["status"], told["period_ns"], told["lower_bound_ns"], told["gap"]) == ("optimal", 10_000, 10_000, 0)
+    assert (told["ranks"], told["stages"], told["microbatches"], told["limit_bytes"]) == (2, 2, 3, [4, 4])
+    assert told["bubble"] == pytest.approx(0.1)
+    assert len(told["peak_bytes"]) == 2
+
+
+def test_solve_starts_from_a_timetable(profile, timetable):
+    told = call_json("solve", profile, "-m", "3", "--start", timetable, "--time-limit", "2")
+    assert told["period_ns"] <= small_timetable().period_ns
+
+
+def test_solve_quiet_says_nothing_on_stderr(profile):
+    assert call("solve", profile, "-m", "3", "-q", "--time-limit", "2").stderr == ""
+
+
+def test_baseline_lists_without_a_profile():
+    told = call_json("baseline", "--list")
+    assert {"gpipe", "1f1b", "zb-h1", "zb-h2"} <= {row["name"] for row in told}
+    assert "1f1b" in call("baseline", "--list").stdout
+
+
+def test_baseline_is_a_published_schedule_on_your_costs(profile, tmp_path):
+    told = call_json("baseline", "1f1b", profile, "-m", "3", "-o", str(tmp_path / "t.json"))
+    assert told.keys() >= SOLUTION_FIELDS
+    assert told["period_ns"] == 12_000  # (m + p - 1)(F + B + W)
+    assert told["method"] == "1f1b"
+    assert read_timetable(tmp_path / "t.json").period_ns == 12_000
+
+
+@pytest.mark.parametrize(("name", "limits"), [("zb-1p", [4, 4]), ("zb-2p", [8, 8]), ("1f1b", [None, None])])
+def test_baseline_takes_the_limit_it_is_made_for(profile, name, limits):
+    assert call_json("baseline", name, profile, "-m", "6")["limit_bytes"] == limits
+    assert call_json("baseline", name, profile, "-m", "6", "--memory", "1.5x")["limit_bytes"] == [6, 6]
+    assert call_json("baseline", name, profile, "-m", "6", "--memory", "unlimited")["limit_bytes"] == [None, None]
+
+
+def test_baseline_over_the_limit_is_told_but_not_written(profile, tmp_path):
+    path = tmp_path / "t.json"
+    result = call("baseline", "gpipe", profile, "-m", "6", "--memory", "1x", "-o", str(path), "--json", code=1)
+    assert json.loads(result.stdout)["fits"] is False
+    assert "memory" in result.stderr
+    assert not path.exists()
+
+
+def test_baseline_accepts_a_solve_command_line_and_says_what_is_idle(profile):
+    result = call("baseline", "1f1b", profile, "-m", "3", "--time-limit", "5", "--seed", "1")
+    assert "--time-limit has no effect" in result.stderr
+    assert "--seed has no effect" in result.stderr
+
+
+def test_compare_puts_all_schedules_and_the_solved_one_side_by_side(profile):
+    told = call_json("compare", profile, "-m", "3", "--memory", "1x", "--time-limit", "5")
+    rows = {row["schedule"]: row for row in told["rows"]}
+    assert {"gpipe", "1f1b", "zb-h1", "solved"} <= rows.keys()
+    for row in rows.values():
+        assert row.keys() >= {"schedule", "period_ns", "makespan_ns", "bubble", "peak_bytes", "fits"}
+    assert rows["solved"]["fits"]
+    assert not rows["gpipe"]["fits"]
+    assert rows["solved"]["period_ns"] == 10_000
+    table = call("compare", profile, "-m", "3", "--memory", "1x", "--time-limit", "5").stdout
+    assert "solved" in table
+    assert "no" in table
+
+
+def test_compare_leaves_out_what_cannot_be(tmp_path):
+    profile = put_profile(tmp_path, small_profile(4))
+    told = call_json("compare", profile, "-m", "3", "--placement", "looped", "--ranks", "2", "--time-limit", "2")
+    assert "zb-h1" in told["left_out"]
+    assert [row["schedule"] for row in told["rows"]][-1] == "solved"
+
+
+def test_compare_timetables(tmp_path):
+    a = put_timetable(tmp_path, small_timetable(microbatches=3), "a.json")
+    b = put_timetable(tmp_path, small_timetable(microbatches=5), "b.timetable.json")
+    told = call_json("compare", a, b)
+    assert [row["schedule"] for row in told["rows"]] == ["a", "b"]
+    assert "--seed is for" in error_of(call("compare", a, b, "--seed", "1", code=2))
+
+
+def test_check_judges_by_another_limit(timetable):
+    assert "no violation" in call("check", timetable).stdout
+    told = call_json("check", timetable, "--memory", "1", code=1)
+    assert not told["ok"]
+    assert {violation["code"] for violation in told["violations"]} == {"memory"}
+    assert told["violations"][0]["ops"][0].keys() == {"kind", "stage", "microbatch"}
+    assert "memory: rank 0" in call("check", timetable, "--memory", "1", code=1).stdout
+
+
+def test_check_tells_the_bound(timetable):
+    told = call_json("check", timetable, "--bound", "--memory", "1x")
+    assert (told["lower_bound_ns"], told["gap"]) == (10_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"value_ns": 9_999}, "9999"),
+        ({"lower_bound_ns": 10_001}, "above the claimed value"),
+        ({"lower_bound_ns": 9_000}, "claimed optimal"),
+        ({"digest": "0" * 16}, "is of problem"),
+        ({"objective": "makespan"}, "makespan"),
+    ],
+)
+def test_check_believes_no_claim(profile, tmp_path, change, words):
+    path = tmp_path / "t.json"
+    call("baseline", "zb-h1", profile, "-m", "3", "--memory", "1x", "-o", str(path))
+    content = json.loads(path.read_text())
+    content["solver"].update(change)
+    path.write_text(json.dumps(content))
+    told = call_json("check", str(path), code=1)
+    assert {violation["code"] for violation in told["violations"]} == {"claim"}
+    assert any(words in violation["message"] for violation in told["violations"])
+
+
+def test_simulate_times_under_another_profile(timetable, tmp_path):
+    slow = put_profile(tmp_path, small_profile(forward_ns=2000), "slow.json")
+    told = call_json("simulate", timetable, "--profile", slow, "-o", str(tmp_path / "s.json"))
+    assert told["period_ns"] > small_timetable().period_ns
+    again = read_timetable(tmp_path / "s.json")
+    assert again.problem.profile.stages[0].forward_ns == 2000
+    assert violations(again.problem, again) == ()
+    assert call_json("simulate", timetable, "--objective", "makespan")["objective"] == "makespan"
+
+
+def test_simulate_does_not_write_what_does_not_fit(timetable, tmp_path):
+    call("simulate", timetable, "--memory", "1", "-o", str(tmp_path / "s.json"), code=1)
+    assert not (tmp_path / "s.json").exists()
+
+
+def test_draw_text_and_pictures(timetable, tmp_path):
+    text = call("draw", timetable, "--width", "60").stdout
+    assert "F0" in text
+    assert "rank 1" in text
+    assert "\x1b" not in text
+    assert all(len(line) <= 60 for line in text.splitlines())
+    assert "F0" in call_json("draw", timetable)["text"]
+    other = put_timetable(tmp_path, small_timetable(microbatches=5), "other.json")
+    for suffix, magic in ((".svg", b"<?xml"), (".png", b"\x89PNG")):
+        path = tmp_path / f"x{suffix}"
+        assert call_json("draw", timetable, other, "-o", str(path)) == {"files": [str(path)]}
+        assert path.read_bytes().startswith(magic)
+    assert call("draw", timetable, "-o", "-").stdout.startswith("<?xml")
+    assert ".svg" in error_of(call("draw", timetable, "-o", str(tmp_path / "x.gif"), code=2))
+
+
+def test_emit_torch_csv(timetable, tmp_path):
+    shown = call("emit", timetable, "--to", "torch-csv").stdout
+    assert shown.splitlines()[0].startswith("0F0,")
+    path = tmp_path / "zb.csv"
+    told = call_json("emit", timetable, "--to", "torch-csv", "-o", str(path))
+    assert path.read_text() == shown == call("emit", timetable, "--to", "torch-csv", "-o", "-").stdout
+    assert len(told["files"]) == 2
+    assert json.loads((tmp_path / told["files"][1]).read_text())
+    assert call_json("emit", timetable, "--to", "torch-csv")["rows"][0][0] == "0F0"
+    assert "torch-csv" in error_of(call("emit", timetable, "--to", "perfetto", code=2))
+
+
+def test_profile_show(profile):
+    assert "imbalance  0.00%" in call("profile", "show", profile).stdout
+    told = call_json("profile", "show", profile)
+    assert told["sums"]["forward_ns"] == 2000
+    assert len(told["stages"]) == 2
+
+
+def test_profile_measure(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny_model_of_tests.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    print('hello from the model')\n"
+        "    stages = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)]\n"
+        "    return stages, (torch.randn(2, 8), torch.randn(2, 4)), torch.nn.functional.mse_loss\n"
+    )
+    told = call_json(
+        *("profile", "measure", "tiny_model_of_tests:make", "--repeats", "3", "--warmup", "1"),
+        *("--name", "tiny", "-o", "p.json"),
+    )
+    assert told["name"] == "tiny"
+    assert len(read_profile(tmp_path / "p.json").stages) == 2
+    assert "forward" in call("profile", "show", "p.json").stdout
+
+
+@pytest.mark.parametrize("kind", ["profile", "timetable"])
+def test_schema(kind, tmp_path):
+    assert json.loads(call("schema", kind).stdout) == schema(kind)
+    call("schema", kind, "-o", str(tmp_path / "s.json"))
+    assert json.loads((tmp_path / "s.json").read_text()) == schema(kind)
+
+
+@pytest.mark.parametrize(
+    ("stages", "options", "ranks", "name"),
+    [
+        (4, "", 4, "linear"),
+        (4, "--ranks 4 --placement linear", 4, "linear"),
+        (4, "--placement v", 2, "v"),
+        (4, "--placement looped --chunks 2", 2, "looped"),
+        (4, "--placement looped --ranks 2", 2, "looped"),
+        (8, "--placement wave --ranks 2", 2, "wave"),
+        (4, "--placement bidirectional", 4, "bidirectional"),
+        (4, "--placement 0,1,1,0", 2, "v"),
+        (3, "--placement 0,1,0", 2, "custom"),
+    ],
+)
+def test_placement_from_options(tmp_path, stages, options, ranks, name):
+    path = put_profile(tmp_path, small_profile(stages))
+    told = call_json("baseline", "naive", path, "-m", "2", *options.split())
+    assert (told["ranks"], told["placement"]) == (ranks, name)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--ranks 3", "3 ranks"),
+        ("--chunks 2", "looped"),
+        ("--placement looped", "--ranks or --chunks"),
+        ("--placement looped --ranks 3", "evenly"),
+        ("--placement v --chunks 3", "2 chunk"),
+        ("--placement wave --chunks 1", "even"),
+        ("--placement spiral", "spiral"),
+        ("--placement 0,1,1", "placement"),
+        ("--placement 0,2,2,0", "rank 1 holds no stage"),
+        ("--placement 0,1,1,0 --ranks 3", "--ranks 3"),
+        ("--placement 0,1,1,0 --chunks 3", "--chunks 3"),
+        ("--placement 0,1,1,-1", "none of"),
+        ("--memory 1,2", "4 ranks"),
+        ("--memory much", "much"),
+        ("--memory 1x,,1x,1x", "rank 1"),
+        ("--memory nanx", "nanx"),
+        ("--objective joy", "joy"),
+        ("-m 0", "microbatches"),
+        ("-m 99999999", "too large"),
+        ("-m 1e3", "1e3"),
+        ("--time-limit nan", "finite"),
+        ("--time-limit -1", "0 or more"),
+        ("--gap inf", "finite"),
+        ("--seed -1", "seed"),
+        ("--workers 0", "workers"),
+        ("--work-limit 0", "work-limit"),
+        ("--ranks " + "9" * 5000, "ranks"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_message(tmp_path, options, words):
+    path = put_profile(tmp_path, small_profile(4))
+    assert words in error_of(call("solve", path, "-m", "2", *options.split(), code=2))

@@ -1,0 +1,79 @@
+"""From exceptions to one clear line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+
+import click
+
+from zbsolve.cli._text import inert, one_line
+from zbsolve.errors import InvalidTimetable, ZbsolveError
+
+__all__ = ["endings_of_a_verb", "report"]
+
+FAILED, USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
+
+
+@contextlib.contextmanager
+def endings_of_a_verb() -> Iterator[None]:
+    """End without a word where the reader of our output has gone, as `| head` does, and in one line on Ctrl-C."""
+    try:
+        yield
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # what is still buffered would be flushed, and fail, once more when the interpreter ends
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        raise click.exceptions.Exit(CLOSED_PIPE) from None
+    except KeyboardInterrupt as error:
+        raise click.exceptions.Exit(report(error)) from None
+
+
+def report(error: BaseException) -> int:
+    """Tell what went wrong and return the exit code; with ZBSOLVE_DEBUG set, show the traceback too."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else FAILED
+    if isinstance(error, click.UsageError) and type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2
+        error.show()
+        return USAGE
+    if os.environ.get("ZBSOLVE_DEBUG"):
+        traceback.print_exception(error)
+    message, code = _told(error)
+    with contextlib.suppress(OSError):  # where nobody reads stderr, the exit code remains
+        click.echo(f"zbsolve: {message}", err=True)
+    return code
+
+
+def _told(error: BaseException) -> tuple[str, int]:
+    match error:
+        case InvalidTimetable():  # the only message made of several lines: one a violation
+            return "error: " + "\n".join(inert(line) for line in str(error).splitlines()), error.exit_code
+        case ZbsolveError():
+            return f"error: {one_line(error)}", error.exit_code
+        case click.UsageError():
+            asked = error.ctx.command_path if error.ctx else "zbsolve"
+            return f"error: {one_line(error.format_message())} See `{asked} --help`.", error.exit_code
+        case click.ClickException():
+            return f"error: {one_line(error.format_message())}", error.exit_code
+        case KeyboardInterrupt() | click.Abort():
+            return "interrupted", INTERRUPTED
+        case MemoryError():
+            return "error: not enough memory; try fewer microbatches or stages", FAILED
+        case OSError():
+            return f"error: {os_message(error)}", USAGE
+    kind = type(error).__name__
+    return (
+        f"error: this is a bug in zbsolve, please report it ({kind}: {one_line(error)}); "
+        "with ZBSOLVE_DEBUG=1 it shows the traceback",
+        FAILED,
+    )
+
+
+def os_message(error: OSError) -> str:
+    """What the system refused, in one line, with the file it concerns."""
+    what = one_line(error.strerror or error)
+    return f"{one_line(error.filename)}: {what}" if error.filename else what

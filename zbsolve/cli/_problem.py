@@ -1,0 +1,261 @@
+"""The options that say what is asked, and how long to search for it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from zbsolve.cli._output import Verb
+
+if TYPE_CHECKING:
+    from zbsolve.placement import Placement
+    from zbsolve.problem import Limit, Objective, Problem
+    from zbsolve.profile import Profile
+
+__all__ = ["Asked", "Search", "memory_limit", "memory_option", "problem_options", "search_options"]
+
+UNLIMITED = "unlimited"
+
+_RANK_LIST = re.compile(r"\d{1,6}(,\d{1,6})*", re.ASCII)
+_NAMES = ("linear", "looped", "v", "wave", "bidirectional")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the options say about the problem; None where they are silent."""
+
+    microbatches: int
+    ranks: int | None
+    placement: str | None
+    chunks: int | None
+    memory: str | None
+    objective: Objective
+
+    def problem(self, profile: Profile, *, placement: str = "linear", memory: str | None = None) -> Problem:
+        """Build the problem; `placement` and `memory` stand in where the options are silent."""
+        from zbsolve.problem import Problem
+
+        where = _placement(self.placement or placement, len(profile.stages), self.ranks, self.chunks)
+        return Problem(
+            profile=profile,
+            placement=where,
+            microbatches=self.microbatches,
+            memory_limit=memory_limit(self.memory if self.memory is not None else memory),
+            objective=self.objective,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How to search: limits, seed, workers, and the file of a timetable to start from."""
+
+    time_limit_s: float
+    work_limit: int | None
+    gap: float
+    seed: int
+    workers: int | None
+    start: str | None
+    require_optimal: bool
+
+
+def memory_limit(text: str | None) -> Limit | tuple[Limit, ...]:
+    """Read `--memory`: one limit, or one a rank by commas."""
+    if text is None:
+        return None
+    parts = tuple(None if part.strip() == UNLIMITED else part.strip() for part in text.split(","))
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _placement(text: str, stages: int, ranks: int | None, chunks: int | None) -> Placement:
+    from zbsolve.placement import Placement
+
+    if _RANK_LIST.fullmatch(text):
+        given = Placement.custom(int(rank) for rank in text.split(","))
+        if ranks is not None and ranks != given.ranks:
+            raise click.UsageError(f"--ranks {ranks} does not fit --placement, which names {given.ranks} ranks.")
+        if chunks is not None and chunks * given.ranks != given.stages:
+            raise click.UsageError(
+                f"--chunks {chunks} does not fit --placement: {given.stages} stages, {given.ranks} ranks."
+            )
+        return given
+    fixed = {"linear": 1, "v": 2, "bidirectional": 1}.get(text)
+    if fixed is not None and chunks not in (None, fixed):
+        other = ", v, wave" if text == "linear" else ", wave"
+        raise click.UsageError(f"--placement {text} has {fixed} chunk(s) a rank, not {chunks}; try looped{other}.")
+    chunks = fixed or chunks
+    if chunks is None and ranks is None:
+        raise click.UsageError(f"--placement {text} needs --ranks or --chunks.")
+    if chunks is None:
+        assert ranks is not None
+        chunks = _divided(stages, ranks, "ranks")
+    if ranks is None:
+        ranks = _divided(stages, chunks, "chunks")
+    if ranks * chunks != stages:
+        raise click.UsageError(
+            f"the profile has {stages} stages, but {ranks} ranks with {chunks} chunk(s) each hold {ranks * chunks}; "
+            "check --ranks, --chunks and --placement."
+        )
+    match text:
+        case "linear":
+            return Placement.linear(ranks)
+        case "looped":
+            return Placement.looped(ranks, chunks)
+        case "v":
+            return Placement.v(ranks)
+        case "wave":
+            return Placement.wave(ranks, chunks)
+        case _:
+            return Placement.bidirectional(ranks)
+
+
+def _divided(stages: int, by: int, what: str) -> int:
+    if stages % by:
+        raise click.UsageError(f"the {stages} stages of the profile cannot be dealt evenly to {by} {what}.")
+    return stages // by
+
+
+def _check_placement(ctx: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    if text is not None and text not in _NAMES and not _RANK_LIST.fullmatch(text):
+        raise click.BadParameter(f"{text!r} is none of {', '.join(_NAMES)} and no list of ranks such as 0,1,1,0.")
+    return text
+
+
+def _finite(ctx: click.Context, option: click.Parameter, value: float) -> float:
+    if not math.isfinite(value) or value < 0:
+        raise click.BadParameter("must be a finite number, 0 or more.")
+    return value
+
+
+def memory_option(verb: Verb) -> Verb:
+    """Give a verb `--memory`."""
+    return click.option(
+        "--memory",
+        metavar="LIMIT",
+        help="Limit per rank: 72GiB, 6200 (bytes), 1.5x (times what 1F1B needs), or one a rank by commas; "
+        "default unlimited.",
+    )(verb)
+
+
+def problem_options(*, required: bool = True) -> Callable[[Verb], Verb]:
+    """Give a verb the options of a problem; it receives them as `asked`, an `Asked`."""
+
+    def decorate(verb: Verb) -> Verb:
+        @click.option(
+            "-m",
+            "--microbatches",
+            metavar="M",
+            type=click.IntRange(min=1),
+            required=required,
+            help="Microbatches an iteration.",
+        )
+        @click.option(
+            "--ranks", metavar="N", type=click.IntRange(min=1), help="Pipeline ranks; default stages / chunks."
+        )
+        @click.option(
+            "--placement",
+            metavar="NAME|LIST",
+            callback=_check_placement,
+            help=f"{', '.join(_NAMES)}, or the rank of every stage such as 0,1,1,0.",
+        )
+        @click.option(
+            "--chunks", metavar="K", type=click.IntRange(min=1), help="Stages a rank; default stages / ranks."
+        )
+        @memory_option
+        @click.option(
+            "--objective",
+            type=click.Choice(["period", "makespan"]),
+            default="period",
+            show_default=True,
+            help="Time from iteration to iteration, or of one alone.",
+        )
+        @functools.wraps(verb)
+        def wrapped(
+            *args: Any,
+            microbatches: int | None,
+            ranks: int | None,
+            placement: str | None,
+            chunks: int | None,
+            memory: str | None,
+            objective: str,
+            **kwargs: Any,
+        ) -> Any:
+            asked = Asked(
+                microbatches=microbatches or 0,
+                ranks=ranks,
+                placement=placement,
+                chunks=chunks,
+                memory=memory,
+                objective=cast("Objective", objective),
+            )
+            return verb(*args, asked=asked, **kwargs)
+
+        return wrapped
+
+    return decorate
+
+
+def search_options(verb: Verb) -> Verb:
+    """Give a verb the options of a search; it receives them as `search`, a `Search`."""
+
+    @click.option(
+        "--time-limit",
+        type=float,
+        default=60.0,
+        show_default=True,
+        callback=_finite,
+        metavar="SECONDS",
+        help="Stop then.",
+    )
+    @click.option("--work-limit", type=click.IntRange(min=1), metavar="STEPS", help="Stop after so many search steps.")
+    @click.option(
+        "--gap",
+        metavar="GAP",
+        type=float,
+        default=0.0,
+        show_default=True,
+        callback=_finite,
+        help="Stop at value / bound - 1 = GAP.",
+    )
+    @click.option("--require-optimal", is_flag=True, help="Exit with 5 unless the timetable is proven optimal.")
+    @click.option("--start", metavar="T.json", type=click.Path(path_type=str), help="Start from this timetable.")
+    @click.option(
+        "--seed",
+        metavar="N",
+        type=click.IntRange(0, 2**31 - 1),
+        default=0,
+        show_default=True,
+        help="Of random choices.",
+    )
+    @click.option(
+        "--workers", metavar="N", type=click.IntRange(1, 1024), help="Parallel workers; default what there is."
+    )
+    @functools.wraps(verb)
+    def wrapped(
+        *args: Any,
+        time_limit: float,
+        work_limit: int | None,
+        gap: float,
+        require_optimal: bool,
+        start: str | None,
+        seed: int,
+        workers: int | None,
+        **kwargs: Any,
+    ) -> Any:
+        search = Search(
+            time_limit_s=time_limit,
+            work_limit=work_limit,
+            gap=gap,
+            seed=seed,
+            workers=workers,
+            start=start,
+            require_optimal=require_optimal,
+        )
+        return verb(*args, search=search, **kwargs)
+
+    return wrapped

@@ -1,0 +1,143 @@
+"""`zbsolve profile`: make a profile by measuring, or look at one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from zbsolve.cli import _inputs
+from zbsolve.cli._figures import grid, table
+from zbsolve.cli._output import Output, output_option, talk_options
+from zbsolve.cli._text import inert
+from zbsolve.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    from zbsolve.profile import Profile
+
+__all__ = ["profile"]
+
+
+@click.group()
+def profile() -> None:
+    """Measure a profile or look at one."""
+
+
+@profile.command()
+@click.argument("target", metavar="MODULE:FUNCTION")
+@output_option("Write the profile there.")
+@click.option("--repeats", type=click.IntRange(1, 100_000), help="Measured runs of every operation.")
+@click.option("--warmup", type=click.IntRange(0, 100_000), help="Runs before that, not counted.")
+@click.option("--device", help="cpu, cuda, cuda:1; default where the model lies.")
+@click.option("--name", default="", help="Name of the profile.")
+@talk_options
+def measure(
+    *,
+    target: str,
+    output: str | None,
+    repeats: int | None,
+    warmup: int | None,
+    device: str | None,
+    name: str,
+    out: Output,
+) -> None:
+    """Measure the stages that MODULE:FUNCTION returns.
+
+    The function takes no arguments and returns (stages, sample, loss_fn): the modules from input to
+    loss, (inputs, target) of one microbatch, and loss_fn(output, target). The current directory is
+    searched for MODULE.
+    """
+    from zbsolve.files import profile_bytes
+
+    out = out.for_file(output)
+    counts = {key: value for key, value in (("repeats", repeats), ("warmup", warmup)) if value is not None}
+    sys.path.insert(0, os.getcwd())
+    with contextlib.redirect_stdout(sys.stderr):  # what the model prints is talk, not our result
+        from zbsolve.executor.measure import load_target, measure_profile
+
+        stages, sample, loss_fn = load_target(target)
+        out.say(f"measuring {len(stages)} stages")
+        made = measure_profile(stages, sample, loss_fn, device=device, name=name, **counts)
+    if output is not None:
+        out.write(output, profile_bytes(made))
+    _show(made, out)
+    if output is None:
+        out.say("add -o FILE to keep this profile")
+
+
+@profile.command()
+@click.argument("profile_file", metavar="PROFILE")
+@talk_options
+def show(*, profile_file: str, out: Output) -> None:
+    """Show the stages of PROFILE with their sums, and how unequal they are."""
+    _show(_inputs.read_profile(profile_file), out)
+
+
+DURATIONS = {
+    "forward_ns": "forward",
+    "backward_input_ns": "backward input",
+    "backward_weight_ns": "backward weight",
+    "backward_ns": "backward fused",
+}
+SIZES = {
+    "activation_bytes": "activation",
+    "backward_weight_bytes": "kept for weights",
+    "workspace_bytes": "workspace",
+    "static_bytes": "static",
+    "output_bytes": "output",
+}
+
+
+def _show(shown: Profile, out: Output) -> None:
+    stages = shown.stages
+    sums = {field: sum(getattr(stage, field) for stage in stages) for field in (*DURATIONS, *SIZES)}
+    work = [
+        stage.forward_ns + min(stage.backward_ns, stage.backward_input_ns + stage.backward_weight_ns)
+        for stage in stages
+    ]
+    imbalance = max(work) * len(work) / sum(work) - 1 if sum(work) else 0.0
+    if out.as_json:
+        fields = ("name", *DURATIONS, *SIZES, "optimizer_ns", "grad_reduce_ns")
+        out.data(
+            {
+                "name": shown.name,
+                "stages": [{field: getattr(stage, field) for field in fields} for stage in stages],
+                "sums": sums,
+                "imbalance": imbalance,
+                "link": {"latency_ns": shown.link.latency_ns, "bytes_per_second": shown.link.bytes_per_second},
+                "source": {f: getattr(shown.source, f) for f in ("host", "device", "split", "samples", "note")},
+            }
+        )
+        return
+    sizes = {field: head for field, head in SIZES.items() if sums[field]}  # what no stage has needs no column
+    made = table("stage", *DURATIONS.values(), *sizes.values(), title=shown.name or None)
+    for number, stage in enumerate(stages):
+        label = f"{number} {inert(stage.name)}".rstrip()
+        times = [format_ns(getattr(stage, field)) for field in DURATIONS]
+        made.add_row(label, *times, *(format_bytes(getattr(stage, field)) for field in sizes))
+    made.add_section()
+    made.add_row("sum", *(format_ns(sums[field]) for field in DURATIONS), *(format_bytes(sums[f]) for f in sizes))
+    out.show(made, grid(_about(shown, imbalance)))
+
+
+def _about(shown: Profile, imbalance: float) -> list[tuple[str, str]]:
+    link, source = shown.link, shown.source
+    speed = "" if link.bytes_per_second is None else f" + bytes / {format_bytes(link.bytes_per_second)} per s"
+    special = f", {len(link.overrides)} pair(s) of ranks differ" if link.overrides else ""
+    rows = [
+        ("imbalance", f"{imbalance:.2%}: most work of a stage / mean work - 1"),
+        ("link", f"{format_ns(link.latency_ns)}{speed}{special}"),
+    ]
+    where = ", ".join(text for text in (source.host, source.device) if text)
+    if where or source.samples:
+        rows.append(("measured", f"{where}, {source.samples} samples".lstrip(", ")))
+    if source.split:
+        rows.append(("split by", source.split))
+    if source.versions:
+        rows.append(("versions", ", ".join(f"{library} {version}" for library, version in source.versions)))
+    if source.note:
+        rows.append(("note", source.note))
+    return rows

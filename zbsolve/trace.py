@@ -1,0 +1,1 @@
+"""Measured runs: the rows of an order, with the times that were measured, step by step."""

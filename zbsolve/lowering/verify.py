@@ -161,13 +161,15 @@ def _slots(lowered: Lowered) -> Iterator[str]:
     """A slot holds one message at a time, and there are as many as are needed at once, no more."""
     for rank, (row, buffers) in enumerate(zip(lowered.rows, lowered.buffers, strict=True)):
         held: dict[tuple[Direction, int], int] = {}
-        most: dict[Direction, int] = {"forward": 0, "backward": 0}
+        alive: dict[Direction, int] = {"forward": 0, "backward": 0}
+        most = dict(alive)
         for action in row:
             if action.do not in (Do.POST, Do.RELEASE):
                 continue
             number, message = action.message, lowered.messages[action.message]
             key, what = (message.direction, message.slot), f"{message.direction} slot {message.slot}"
             if action.do is Do.RELEASE:
+                alive[message.direction] -= 1
                 if held.pop(key, None) != number:
                     yield f"rank {rank} releases {what}, which message {number} does not hold"
                 continue
@@ -176,8 +178,8 @@ def _slots(lowered: Lowered) -> Iterator[str]:
             if key in held:
                 yield f"rank {rank} receives message {number} into {what}, where message {held[key]} still is"
             held[key] = number
-            alive = sum(direction == message.direction for direction, _ in held)
-            most[message.direction] = max(most[message.direction], alive)
+            alive[message.direction] += 1
+            most[message.direction] = max(most[message.direction], alive[message.direction])
         for (direction, slot), number in held.items():
             yield f"rank {rank} never releases {direction} slot {slot} of message {number}"
         for direction, needed in most.items():

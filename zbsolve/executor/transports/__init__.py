@@ -1,0 +1,8 @@
+"""How messages get from rank to rank: in one process (threads), or over `torch.distributed`."""
+
+from __future__ import annotations
+
+from zbsolve.executor.transports.in_process import InProcess
+from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped, Transport
+
+__all__ = ["Endpoint", "InProcess", "Mail", "Stopped", "Transport"]

@@ -55,14 +55,24 @@ class Boundary:
     ----------
     stage
         The stage before it.
+
+    Attributes
+    ----------
+    specs
+        What passes; None until it is settled.
+    wanted
+        Places of the tensors that want a gradient.
+    announced
+        Whether the header has gone to the other side.
     """
 
-    __slots__ = ("_wants_all", "specs", "stage", "wanted")
+    __slots__ = ("_wants_all", "announced", "specs", "stage", "wanted")
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
         self.specs: tuple[TensorSpec, ...] | None = None
         self.wanted: tuple[int, ...] = ()
+        self.announced = False
         self._wants_all = False
 
     def fix(self, specs: Sequence[TensorSpec]) -> None:
@@ -74,6 +84,7 @@ class Boundary:
     def forget(self) -> None:
         """Let the next microbatch settle it anew."""
         self.specs = None
+        self.announced = False
 
     def check(self, outputs: Sequence[Any], microbatch: int) -> None:
         """Fix the boundary by the first outputs, and refuse later ones that differ.

@@ -67,9 +67,7 @@ class ConvolutionSplit(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             at_work = weight if ctx.dtype is None else weight.to(ctx.dtype)
-            dx = torch.ops.aten.convolution_backward(
-                dy, x, at_work, None, *ctx.geometry, (True, False, False)
-            )[0]
+            dx = torch.ops.aten.convolution_backward(dy, x, at_work, None, *ctx.geometry, (True, False, False))[0]
         wanted = bias if bias is not None and bias.requires_grad else None
         arguments = (x, dy, weight, wanted is not None, ctx.geometry, ctx.dtype)
         ctx.queue.add(weigh_convolution, arguments, (parameter, wanted))
@@ -88,9 +86,7 @@ def weigh_convolution(
     # only the shape and the layout of the kernel matter here, not its values
     kernel = weight if dtype is None else torch.empty_like(weight, dtype=dtype)
     channels = weight.shape[1] * geometry.groups if geometry.transposed else weight.shape[0]
-    _, dw, db = torch.ops.aten.convolution_backward(
-        dy, x, kernel, (channels,), *geometry, (False, True, with_bias)
-    )
+    _, dw, db = torch.ops.aten.convolution_backward(dy, x, kernel, (channels,), *geometry, (False, True, with_bias))
     return dw, db if with_bias else None
 
 

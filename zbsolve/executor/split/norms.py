@@ -130,9 +130,9 @@ class GroupNormSplit(torch.autograd.Function):
         dy = laid_out_as(dy, x)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = torch.ops.aten.native_group_norm_backward(
-                dy, x, mean, rstd, scale, *ctx.sizes, (True, False, False)
-            )[0]
+            dx = torch.ops.aten.native_group_norm_backward(dy, x, mean, rstd, scale, *ctx.sizes, (True, False, False))[
+                0
+            ]
         ctx.queue.add(weigh_group_norm, (x, dy, mean, rstd, scale, *ctx.sizes), wanted_of(ctx.parameters))
         return dx, None, None, None, None, None
 

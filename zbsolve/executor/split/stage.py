@@ -311,7 +311,9 @@ class SplitStage:
         fallback = tuple(
             Fallback(
                 name=names.get(key, "(replaced since)"),
-                reason=self._forwards.reasons.get(key, "used outside a module that can be split, or by a call that cannot be"),
+                reason=self._forwards.reasons.get(
+                    key, "used outside a module that can be split, or by a call that cannot be"
+                ),
                 flops=fallback_flops(parameter, self._positions),
             )
             for key, parameter in self._fallback.items()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from zbsolve.errors import InvalidInput
-from zbsolve.executor.boundary import Boundary
+from zbsolve.executor.boundary import Boundary, TensorSpec
 from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped, Tensors
 from zbsolve.lowering import Lowered
 
@@ -98,13 +98,16 @@ class _Endpoint:
         self._mails: list[_Mail] = []
 
     def mail(self, lowered: Lowered, boundaries: Mapping[int, Boundary], device: torch.device) -> Mail:
-        made = (_CudaMail if device.type == "cuda" else _Mail)(self._hub, lowered, device)
+        made = (_CudaMail if device.type == "cuda" else _Mail)(self._hub, lowered, boundaries, device)
         self._mails.append(made)
         return made
 
     def clear(self) -> None:
         for mail in self._mails:
             mail.aside.clear()
+
+    def befriend(self, ranks: Sequence[int]) -> None:
+        del ranks  # queues are made when they are used
 
     def tell(self, rank: int, tensors: Sequence[torch.Tensor]) -> None:
         self._hub.queue(self.rank, rank, beside=True).put((0, tuple(tensors)))
@@ -124,9 +127,12 @@ class _Endpoint:
 
 
 class _Mail:
-    def __init__(self, hub: InProcess, lowered: Lowered, device: torch.device) -> None:
+    def __init__(
+        self, hub: InProcess, lowered: Lowered, boundaries: Mapping[int, Boundary], device: torch.device
+    ) -> None:
         self._hub = hub
         self._messages = lowered.messages
+        self._boundaries = boundaries
         self._device = device
         self.aside: dict[int, Any] = {}
 
@@ -134,6 +140,9 @@ class _Mail:
         return None
 
     def completer(self, message: int) -> None:
+        return None
+
+    def keeper(self) -> None:
         return None
 
     def sender(self, message: int) -> Callable[[Tensors], None]:
@@ -149,20 +158,35 @@ class _Mail:
         edge = self._messages[message]
         get, aside = self._hub.queue(edge.sender, edge.receiver).get, self.aside
 
-        def wait() -> Tensors:
+        def wait() -> Any:
             if message in aside:
-                early: Tensors = aside.pop(message)
-                return early
+                return aside.pop(message)
             while True:
                 number, tensors = get()
                 if number == message:
-                    taken: Tensors = tensors
-                    return taken
+                    return tensors
                 if number == _STOP:
                     raise Stopped
                 aside[number] = tensors
 
-        return wait
+        return wait if edge.direction == "backward" else self._fixing(message, wait)
+
+    def _fixing(self, message: int, wait: Callable[[], Any]) -> Callable[[], Any]:
+        """Tensors say themselves what passes over the boundary, so no header is sent."""
+        boundary = self._boundaries[message]
+
+        def wait_and_fix() -> Any:
+            tensors = wait()
+            if boundary.specs is None:
+                boundary.fix([TensorSpec.of(t) for t in self._tensors(tensors)])
+            return tensors
+
+        return wait_and_fix
+
+    @staticmethod
+    def _tensors(taken: Any) -> Tensors:
+        tensors: Tensors = taken
+        return tensors
 
 
 class _CudaMail(_Mail):
@@ -194,3 +218,8 @@ class _CudaMail(_Mail):
             )
 
         return wait_for_event
+
+    @staticmethod
+    def _tensors(taken: Any) -> Tensors:
+        tensors: Tensors = taken[0]
+        return tensors

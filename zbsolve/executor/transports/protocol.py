@@ -42,6 +42,9 @@ class Mail(Protocol):
     def completer(self, message: int) -> Callable[[], None] | None:
         """Blocks until what was sent may be let go of."""
 
+    def keeper(self) -> Callable[[Tensors], Tensors] | None:
+        """Copies tensors that lie in a receive slot, for whoever keeps them longer than the slot is theirs."""
+
 
 class Endpoint(Protocol):
     """One rank's end of a transport."""
@@ -50,6 +53,9 @@ class Endpoint(Protocol):
 
     def mail(self, lowered: Lowered, boundaries: Mapping[int, Boundary], device: torch.device) -> Mail:
         """The messages of a program, whose tensors are described by message."""
+
+    def befriend(self, ranks: Sequence[int]) -> None:
+        """Get ready to `tell` and `hear` these ranks, which do the same."""
 
     def tell(self, rank: int, tensors: Sequence[torch.Tensor]) -> None:
         """Send small tensors beside the messages; never blocks."""

@@ -1,0 +1,330 @@
+"""Running timetables for real.
+
+::
+
+    Pipeline    one object for all ranks (threads) or for this process's rank (torchrun)
+      crew      threads, and what watches them
+      rank      one rank's program, step by step
+        program     actions as ready-made functions
+        boundary    what passes between stages
+      transports/   how it passes
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from zbsolve.errors import InvalidInput, RunError
+from zbsolve.executor.batch import cut_batch
+from zbsolve.executor.crew import Crew
+from zbsolve.executor.feed import Feed
+from zbsolve.executor.patience import Patience
+from zbsolve.executor.program import StageWork
+from zbsolve.executor.rank import Rank
+from zbsolve.executor.replicas import ReplicaSum
+from zbsolve.executor.solo import Solo
+from zbsolve.executor.split import SplitStage
+from zbsolve.executor.transports import Distributed, InProcess
+from zbsolve.executor.transports.protocol import Transport
+from zbsolve.lowering import lower, verify
+from zbsolve.solution import Solution
+from zbsolve.timetable import Timetable
+from zbsolve.units import whole_amount
+
+__all__ = ["Pipeline"]
+
+Stage = torch.nn.Module | StageWork
+Stages = Sequence[Stage] | Mapping[int, Stage]
+
+
+class Pipeline:
+    """A model that trains by a timetable.
+
+    Parameters
+    ----------
+    timetable
+        Of any placement; a `Solution` will do.
+    stages
+        The modules from input to loss, or those of this process's ranks by stage number. A module
+        returns a tensor or a tuple of tensors, which the next one is called with. A `SplitStage`
+        made by hand will do as well.
+    loss_fn
+        ``loss_fn(output, target)`` gives one number.
+    transport
+        None for threads in this process, or, where `torch.distributed` is initialized or a launcher
+        such as ``torchrun`` started this process, for one rank a process.
+    loss_reduction
+        How the microbatches' losses make the batch's: ``"mean"`` or ``"sum"``.
+    accumulation_steps
+        Steps whose gradients make one update; a mean is taken over them as well.
+    stall_s
+        Seconds that one operation may run before its rank counts as stalled. Default 8, or 20 times
+        the longest planned operation if that is more; 2 minutes in the first step.
+
+    Raises
+    ------
+    InvalidInput
+        If stages and timetable do not fit together.
+    OrderError
+        If the timetable cannot be run.
+    """
+
+    def __init__(
+        self,
+        timetable: Timetable | Solution,
+        stages: Stages,
+        loss_fn: Callable[..., torch.Tensor],
+        *,
+        transport: Transport | None = None,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        accumulation_steps: int = 1,
+        stall_s: float | None = None,
+    ) -> None:
+        self.timetable = timetable.timetable if isinstance(timetable, Solution) else timetable
+        self.problem = self.timetable.problem
+        if loss_reduction not in ("mean", "sum"):
+            raise InvalidInput(f"loss_reduction is 'mean' or 'sum', got {loss_reduction!r}")
+        if whole_amount(accumulation_steps, "accumulation_steps", error=InvalidInput) < 1:
+            raise InvalidInput("accumulation_steps must be at least 1")
+        if not callable(loss_fn):
+            raise InvalidInput(f"loss_fn is a {type(loss_fn).__name__}; give a function of (output, target)")
+        self._reduction = loss_reduction
+        self._accumulation = accumulation_steps
+        placement = self.problem.placement
+        lowered = lower(self.timetable)
+        verify(lowered)
+        forwards = lower(self.timetable, forward_only=True)
+        verify(forwards)
+        self.transport = transport if transport is not None else _default_transport(placement.ranks)
+        if self.transport.ranks != placement.ranks:
+            raise InvalidInput(
+                f"the timetable is for {placement.ranks} ranks, but the transport connects {self.transport.ranks}"
+            )
+        endpoints = self.transport.endpoints()
+        held = _stages_of_ranks(stages, placement.stages, [placement.stages_of(e.rank) for e in endpoints])
+        self.ranks = tuple(
+            Rank(
+                endpoint,
+                lowered,
+                forwards,
+                works,
+                _device_of(works, endpoint.rank),
+                microbatches=self.problem.microbatches,
+                last_stage=placement.stages - 1,
+                loss_fn=loss_fn,
+            )
+            for endpoint, works in zip(endpoints, held, strict=True)
+        )
+        self._sum_replicas()
+        patience = Patience.of(self.timetable, stall_s)
+        self._crew: Crew | Solo = (
+            Crew(self.ranks, self.transport, patience)
+            if isinstance(self.transport, InProcess)
+            else Solo(self.ranks[0], self.transport, patience)
+        )
+
+    def _sum_replicas(self) -> None:
+        placement = self.problem.placement
+        for rank in self.ranks:
+            shared = {s: placement.holders(s) for s in rank.stages if len(placement.holders(s)) > 1}
+            if shared:
+                rank.endpoint.befriend(sorted({r for holders in shared.values() for r in holders} - {rank.number}))
+                modules = {s: rank.stages[s].module for s in shared}
+                rank.replicas = ReplicaSum(rank.endpoint, modules, shared)
+
+    def close(self) -> None:
+        """Let go of all connections; the pipeline cannot be used any more."""
+        self.transport.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def step(self, batch: Any = None, target: Any = None) -> torch.Tensor | None:
+        """Train on one batch.
+
+        Parameters
+        ----------
+        batch
+            Tensor or tuple of tensors for stage 0, cut along the first dimension into microbatches.
+            Ranks without stage 0 need none.
+        target
+            The same for the loss function; ranks without the last stage need none.
+
+        Returns
+        -------
+        The loss where the last stage is, None elsewhere.
+
+        Raises
+        ------
+        RunError
+            If a rank fails or stalls; every rank has stopped then.
+        """
+        return self.steps([(batch, target)])[0]
+
+    def steps(self, batches: Iterable[tuple[Any, Any]]) -> list[torch.Tensor | None]:
+        """Train on batches one after the other, with no barrier between them.
+
+        A rank that is done with one step goes on to the next while others still finish.
+
+        Parameters
+        ----------
+        batches
+            Pairs as of `step`; read as they are needed.
+
+        Returns
+        -------
+        One loss a batch.
+        """
+        feed = Feed(batches, readers=len(self.ranks))
+        divisor = self.problem.microbatches * self._accumulation if self._reduction == "mean" else 1
+
+        def work(rank: Rank) -> list[Any]:
+            made = []
+            for batch, target in feed.reader():
+                inputs, targets = self._cut(rank, batch, target)
+                losses = rank.step(inputs, targets, divisor=divisor, scale=1.0)
+                made.append(self._shared(rank, [None if loss is None else (loss,) for loss in losses]))
+            return made
+
+        return [self._reduced(self._merged(per_rank)) for per_rank in zip(*self._crew.run(work), strict=True)]
+
+    def eval(self, batch: Any = None) -> Any:
+        """Run the forwards alone, without gradients and with the modules in evaluation mode.
+
+        Returns
+        -------
+        The last stage's output for the whole batch, where the last stage is; None elsewhere.
+        """
+
+        def work(rank: Rank) -> list[Any]:
+            inputs, _ = self._cut(rank, batch, None, training=False)
+            return self._shared(rank, rank.evaluate(inputs))
+
+        outputs = self._merged(self._crew.run(work))
+        if outputs is None:
+            return None
+        joined = tuple(
+            torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*outputs, strict=True)
+        )
+        return joined[0] if len(joined) == 1 else joined
+
+    def _cut(self, rank: Rank, batch: Any, target: Any, *, training: bool = True) -> tuple[list[Any], list[Any]]:
+        count = self.problem.microbatches
+        nothing: list[Any] = [None] * count
+        inputs, targets = nothing, nothing
+        if rank.has_first:
+            if batch is None:
+                raise InvalidInput(f"rank {rank.number} holds stage 0, so it needs the batch")
+            inputs = cut_batch(batch, count, rank.device, "the batch")
+        if rank.has_last and training:
+            if target is None:
+                raise InvalidInput(f"rank {rank.number} holds the last stage, so it needs the target")
+            cut = cut_batch(target, count, rank.device, "the target")
+            targets = [t if isinstance(target, tuple | list) else t[0] for t in cut]
+        return inputs, targets
+
+    def _shared(self, rank: Rank, mine: list[Any]) -> list[Any]:
+        """Where several processes hold the last stage, each for its routes: what they all have, by microbatch."""
+        holders = self.problem.placement.holders(self.problem.placement.stages - 1)
+        if len(holders) < 2 or len(self.ranks) > 1 or rank.number not in holders:
+            return mine
+        own = next((values for values in mine if values is not None), None)
+        route_of, routes = self.problem.route_of or (), self.problem.placement.routes
+        ends = [routes[route][-1] for route in route_of]
+        everyone = list(mine)
+        if own is None:
+            return everyone
+        for values in mine:
+            for other in holders:
+                if values is not None and other != rank.number:
+                    rank.endpoint.tell(other, values)
+        for microbatch, end in enumerate(ends):
+            if end != rank.number:
+                everyone[microbatch] = tuple(rank.endpoint.hear(end, own))
+        return everyone
+
+    def _merged(self, per_rank: Sequence[list[Any]]) -> list[Any] | None:
+        """One list by microbatch of what the ranks of this process have; None where they have nothing."""
+        merged = [next((v for v in values if v is not None), None) for values in zip(*per_rank, strict=True)]
+        missing = [j for j, values in enumerate(merged) if values is None]
+        if len(missing) == len(merged):
+            return None
+        if missing:
+            raise RunError(f"microbatches {missing} ended on no rank of this process")
+        return merged
+
+    def _reduced(self, losses: list[Any] | None) -> torch.Tensor | None:
+        if losses is None:
+            return None
+        total = torch.stack([loss.to(losses[0][0].device) for (loss,) in losses]).sum()
+        return total / len(losses) if self._reduction == "mean" else total
+
+
+def _default_transport(ranks: int) -> Transport:
+    """Threads, unless this process was started as one of several."""
+    if not dist.is_available():
+        return InProcess(ranks)
+    if not dist.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+        dist.init_process_group()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        return Distributed()
+    return InProcess(ranks)
+
+
+def _stages_of_ranks(stages: Stages, count: int, wanted: Sequence[Sequence[int]]) -> list[dict[int, StageWork]]:
+    """The stages of each rank of this process; a module that several hold is copied for all but the first."""
+    given = dict(stages) if isinstance(stages, Mapping) else dict(enumerate(stages))
+    if not isinstance(stages, Mapping) and len(given) != count:
+        raise InvalidInput(f"the timetable has {count} stages, but {len(given)} modules were given")
+    taken: set[int] = set()
+    held = []
+    for numbers in wanted:
+        mine: dict[int, StageWork] = {}
+        for number in numbers:
+            if number not in given:
+                raise InvalidInput(f"the module of stage {number} is missing; this process was given {sorted(given)}")
+            stage = given[number]
+            if isinstance(stage, torch.nn.Module):
+                module = copy.deepcopy(stage) if number in taken else stage
+                mine[number] = SplitStage(module, name=f"stage {number}")
+            elif not hasattr(stage, "backward_input"):
+                raise InvalidInput(f"stage {number} is a {type(stage).__name__}; give a torch.nn.Module")
+            elif number in taken:
+                raise InvalidInput(f"stage {number} lies on several ranks, which need copies; give its module")
+            else:
+                mine[number] = stage
+            taken.add(number)
+        held.append(mine)
+    _refuse_sharing(held)
+    return held
+
+
+def _refuse_sharing(held: Sequence[Mapping[int, StageWork]]) -> None:
+    """Within a rank stages may share parameters; between ranks nothing would sum the gradients."""
+    owner: dict[int, tuple[int, int, str]] = {}
+    for rank, works in enumerate(held):
+        for stage, work in works.items():
+            for name, parameter in work.module.named_parameters():
+                first, other, there = owner.setdefault(id(parameter), (rank, stage, name))
+                if first != rank:
+                    raise InvalidInput(
+                        f"stage {other} ({there}) and stage {stage} ({name}) share a parameter but lie on different "
+                        "ranks; put them on one rank or give each its own"
+                    )
+
+
+def _device_of(works: Mapping[int, StageWork], rank: int) -> torch.device:
+    devices = {t.device for w in works.values() for t in (*w.module.parameters(), *w.module.buffers())}
+    if len(devices) > 1:
+        shown = ", ".join(sorted(str(d) for d in devices))
+        raise InvalidInput(f"the stages of rank {rank} lie on several devices ({shown}); a rank is one device")
+    return devices.pop() if devices else torch.device("cpu")

@@ -118,15 +118,15 @@ class _Line:
         self._other = other
         self._health = health
 
-    def send(self, tensor: torch.Tensor) -> Any:
+    def send(self, tensor: torch.Tensor, tag: int = 0) -> Any:
         try:
-            return self._group.send([tensor], self._peer, 0)
+            return self._group.send([tensor], self._peer, tag)
         except RuntimeError as error:
             raise self._health.stopped(self._other, error) from error
 
-    def receive(self, tensor: torch.Tensor) -> Any:
+    def receive(self, tensor: torch.Tensor, tag: int = 0) -> Any:
         try:
-            return self._group.recv([tensor], self._peer, 0)
+            return self._group.recv([tensor], self._peer, tag)
         except RuntimeError as error:
             raise self._health.stopped(self._other, error) from error
 
@@ -166,18 +166,18 @@ class _Endpoint:
             self._lines[rank, sending] = self._transport.line(*edge, "beside")
         return self._lines[rank, sending]
 
-    def tell(self, rank: int, tensors: Sequence[torch.Tensor]) -> None:
+    def tell(self, rank: int, tensors: Sequence[torch.Tensor], tag: int = 0) -> None:
         line, told = self._line(rank, sending=True), self._told[rank]
         for tensor in tensors:
             on_host = tensor.detach().cpu().contiguous()
-            told.append((line.send(on_host), on_host))
+            told.append((line.send(on_host, tag), on_host))
         while len(told) > 4 * max(len(tensors), 1):
             line.finish(told.popleft()[0])
 
-    def hear(self, rank: int, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def hear(self, rank: int, like: Sequence[torch.Tensor], tag: int = 0) -> list[torch.Tensor]:
         line = self._line(rank, sending=False)
         places = [torch.empty(t.shape, dtype=t.dtype) for t in like]
-        works = [line.receive(place) for place in places]
+        works = [line.receive(place, tag) for place in places]
         for work in works:
             line.finish(work)
         return [place.to(t.device) for place, t in zip(places, like, strict=True)]

@@ -42,7 +42,7 @@ class InProcess:
             raise InvalidInput("a transport needs at least one rank")
         self.ranks = ranks
         self._lock = threading.Lock()
-        self._queues: dict[tuple[int, int, bool], SimpleQueue[Any]] = {}
+        self._queues: dict[tuple[int, int, int], SimpleQueue[Any]] = {}
         self._cause: tuple[int, str] | None = None
         self._stopped = False
         self._endpoints = [_Endpoint(self, rank) for rank in range(ranks)]
@@ -51,10 +51,10 @@ class InProcess:
         """Those of all ranks."""
         return self._endpoints
 
-    def queue(self, sender: int, receiver: int, *, beside: bool = False) -> SimpleQueue[Any]:
-        """The queue of an edge; the one beside carries what ranks tell each other apart from messages."""
+    def queue(self, sender: int, receiver: int, tag: int = -1) -> SimpleQueue[Any]:
+        """The queue of an edge; those with a tag carry what ranks tell each other beside the messages."""
         with self._lock:
-            found = self._queues.setdefault((sender, receiver, beside), SimpleQueue())
+            found = self._queues.setdefault((sender, receiver, tag), SimpleQueue())
             if self._stopped:
                 found.put((_STOP, ()))
             return found
@@ -109,11 +109,11 @@ class _Endpoint:
     def befriend(self, ranks: Sequence[int]) -> None:
         del ranks  # queues are made when they are used
 
-    def tell(self, rank: int, tensors: Sequence[torch.Tensor]) -> None:
-        self._hub.queue(self.rank, rank, beside=True).put((0, tuple(tensors)))
+    def tell(self, rank: int, tensors: Sequence[torch.Tensor], tag: int = 0) -> None:
+        self._hub.queue(self.rank, rank, tag).put((0, tuple(tensors)))
 
-    def hear(self, rank: int, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        mark, tensors = self._hub.queue(rank, self.rank, beside=True).get()
+    def hear(self, rank: int, like: Sequence[torch.Tensor], tag: int = 0) -> list[torch.Tensor]:
+        mark, tensors = self._hub.queue(rank, self.rank, tag).get()
         if mark == _STOP:
             raise Stopped
         return [t.to(wanted.device) for t, wanted in zip(tensors, like, strict=True)]

@@ -23,8 +23,8 @@ __all__ = ["Endpoint", "Mail", "Stopped", "Tensors", "Transport"]
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Stopped(Exception):  # noqa: N818 - not an error of this rank
-    """This rank cannot go on because another one has failed."""
+class Stopped(Exception):
+    """The rank cannot go on because another one has failed."""
 
 
 class Mail(Protocol):
@@ -57,11 +57,11 @@ class Endpoint(Protocol):
     def befriend(self, ranks: Sequence[int]) -> None:
         """Get ready to `tell` and `hear` these ranks, which do the same."""
 
-    def tell(self, rank: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Send small tensors beside the messages; never blocks."""
+    def tell(self, rank: int, tensors: Sequence[torch.Tensor], tag: int = 0) -> None:
+        """Send tensors beside the messages; never blocks. What has one tag stays in order."""
 
-    def hear(self, rank: int, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The next tensors that a rank told this one, shaped as `like`; blocks until they are there."""
+    def hear(self, rank: int, like: Sequence[torch.Tensor], tag: int = 0) -> list[torch.Tensor]:
+        """The next tensors that a rank told this one under a tag, shaped as `like`; blocks until they are there."""
 
     def failed(self, message: str) -> None:
         """Make known that this rank has failed; the first failure of all is the cause."""

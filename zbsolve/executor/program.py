@@ -92,6 +92,8 @@ class Program:
         In order.
     ops
         The operations among them, in order: what `Desk.marks` is about.
+    cut
+        How many calls come before the validation of the step before.
     desk
         Where they work.
     """
@@ -99,6 +101,7 @@ class Program:
     calls: list[Call] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    cut: int = 0
     desk: Desk = field(default_factory=lambda: Desk([], [], [], [], []))
 
 
@@ -113,6 +116,8 @@ def training_program(
     lowered: Lowered,
     rank: int,
     *,
+    first: Sequence[int],
+    rest: Sequence[int],
     microbatches: int,
     stages: Mapping[int, StageWork],
     last_stage: int,
@@ -129,6 +134,8 @@ def training_program(
     ----------
     lowered, rank
         Whose actions.
+    first, rest
+        Places in the row of the actions before and after the validation of the step before.
     microbatches
         In a step.
     stages
@@ -174,7 +181,9 @@ def training_program(
         return _backward(desk, at, mark, run, key, into, out, behind=behind, ahead=ahead, device=device)
 
     waiting_for_sends: list[tuple[Action, Call]] = []
-    for action in (*row, None):
+    for number, action in enumerate((*(row[i] for i in (*first, *rest)), None)):
+        if number == len(first):
+            program.cut = len(program.calls)
         if action is None or action.do not in (Do.SEND, Do.HAND_OVER):
             for due, call in waiting_for_sends:
                 program.actions.append(due)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from zbsolve.errors import RunError
 from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.clock import Clock, clock_of
+from zbsolve.executor.optimizer import PostValidatedOptimizer, Validation
 from zbsolve.executor.program import Call, Program, StageWork, evaluation_program, training_program
 from zbsolve.executor.replicas import ReplicaSum
 from zbsolve.executor.story import waiting_for
-from zbsolve.executor.transports.protocol import Endpoint, Stopped
+from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped
+from zbsolve.executor.updating import WarmUp
 from zbsolve.lowering import Lowered
 
-__all__ = ["Rank", "RankFailure", "Updates"]
+__all__ = ["Rank", "RankFailure"]
 
 KEPT_STEPS = 256
 """Steps whose times are kept for a trace."""
@@ -25,26 +27,6 @@ KEPT_STEPS = 256
 
 class RankFailure(RunError):
     """This rank failed by itself; what happened is its cause."""
-
-
-class Updates(Protocol):
-    """What happens to a rank's parameters around a step. The runtime calls, in this order:
-
-    ::
-
-        begin      before the first operation
-        complete   once for each stage, after its last weight gradient (replicas are not yet summed)
-        end        after the row; replicas are summed
-    """
-
-    def begin(self) -> None:
-        """A step starts."""
-
-    def complete(self, stage: int) -> None:
-        """The gradients of a stage are complete on this rank."""
-
-    def end(self) -> None:
-        """All gradients of this rank are complete."""
 
 
 class Rank:
@@ -60,6 +42,8 @@ class Rank:
         Its stages, by number.
     device
         Where they are.
+    early
+        How many operations each rank runs before it validates the step before.
     microbatches, last_stage, loss_fn
         Of the pipeline.
     """
@@ -72,6 +56,7 @@ class Rank:
         stages: Mapping[int, StageWork],
         device: torch.device,
         *,
+        early: Sequence[int],
         microbatches: int,
         last_stage: int,
         loss_fn: Callable[..., torch.Tensor],
@@ -81,7 +66,9 @@ class Rank:
         self.stages = dict(stages)
         self.device = device
         self.clock: Clock = clock_of(device)
-        self.updates: Updates | None = None
+        self.optimizer: PostValidatedOptimizer | None = None
+        self.validations: deque[Validation] = deque(maxlen=KEPT_STEPS)
+        self.alone = False
         self.replicas: ReplicaSum | None = None
         self.history: deque[tuple[int, list[Any]]] = deque(maxlen=KEPT_STEPS)
         self.steps = 0
@@ -91,15 +78,20 @@ class Rank:
         self._microbatches = microbatches
         self._lowered = lowered
         boundaries = boundaries_of(lowered, self.number)
+        mail = endpoint.mail(lowered, boundaries, device)
+        warm_up = WarmUp(lowered, early, self.number)
+        self._void = _void_calls(warm_up, mail)
         self.training = training_program(
             lowered,
             self.number,
+            first=warm_up.first,
+            rest=warm_up.rest,
             microbatches=microbatches,
             stages=self.stages,
             last_stage=last_stage,
             loss_fn=loss_fn,
             boundaries=boundaries,
-            mail=endpoint.mail(lowered, boundaries, device),
+            mail=mail,
             mark=self.clock.mark,
             device=device,
             after_last_weight=self._after_last_weight,
@@ -121,8 +113,6 @@ class Rank:
         def complete() -> None:
             if self.replicas is not None:
                 self.replicas.complete(stage)
-            if self.updates is not None:
-                self.updates.complete(stage)
 
         return complete
 
@@ -131,7 +121,7 @@ class Rank:
         """What the program under way was made from."""
         return self._forwards if self.now is self.evaluation else self._lowered
 
-    def step(self, inputs: Sequence[Any], targets: Sequence[Any], *, divisor: int, scale: float) -> list[Any]:
+    def step(self, inputs: Sequence[Any], targets: Sequence[Any], *, divisor: int, update: bool) -> list[Any]:
         """Run a training step; returns the loss of each microbatch that has its last stage here, None for others.
 
         Raises
@@ -141,22 +131,54 @@ class Rank:
         Stopped
             If another rank has failed.
         """
-        desk = self.training.desk
+        desk, optimizer = self.training.desk, self.optimizer
         desk.inputs[:], desk.targets[:] = inputs, targets
-        desk.divisor, desk.scale = divisor, scale
-        for around in (self.replicas, self.updates):
-            if around is not None:
-                self._guarded(around.begin, "before its first operation")
-        self._run(self.training)
+        desk.divisor = divisor
+        if self.replicas is not None:
+            self._guarded(self.replicas.begin, "before its first operation")
+        if optimizer is None or not optimizer.pending:
+            self._run(self.training)
+        else:
+            self._run_and_validate(optimizer)
         if self.replicas is not None:
             self._guarded(self.replicas.end, "while summing the gradients of replicas")
-        if self.updates is not None:
-            self._guarded(self.updates.end, "in its update")
+        if optimizer is not None and update:
+            self._guarded(optimizer.step_begin, "in its optimizer")
         losses = desk.losses.copy()
         self.history.append((self.steps, desk.marks.copy()))
         self.steps += 1
         desk.inputs[:] = desk.targets[:] = desk.losses[:] = [None] * self._microbatches
         return losses
+
+    def _run_and_validate(self, optimizer: PostValidatedOptimizer) -> None:
+        """The row, with the validation of the step before at its place, and again from the start if that was wrong."""
+        cut = self.training.cut
+        before = _ChangedByForwards(self.stages.values(), self.device, random=self.alone) if cut else None
+        self._run(self.training, end=cut)
+        self._guarded(self.validate, "while validating its last step")
+        if self.validations[-1].rerun:
+            self._guarded(self._throw_away, "while starting over")
+            if before is not None:
+                before.put_back()
+                self._run(self.training, end=cut)
+        self.training.desk.scale = optimizer.loss_scale
+        self._run(self.training, start=cut)
+
+    def validate(self) -> None:
+        """Hear what became of the last step; undo and repair it if it was wrong. Every rank has to do it."""
+        if self.optimizer is not None:
+            validation = self.optimizer.validate()
+            if validation is not None:
+                self.validations.append(validation)
+            self.training.desk.scale = self.optimizer.loss_scale
+
+    def _throw_away(self) -> None:
+        for stage in self.stages.values():
+            stage.abandon()
+        mail = self.training.desk.mail
+        mail[:] = [None] * len(mail)
+        for call in self._void:
+            call()
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
         """Run forwards alone, without gradients; returns outputs as `step` returns losses."""
@@ -179,14 +201,14 @@ class Rank:
         desk.inputs[:] = desk.losses[:] = [None] * self._microbatches
         return outputs
 
-    def _run(self, program: Program) -> None:
-        calls = program.calls
+    def _run(self, program: Program, start: int = 0, end: int | None = None) -> None:
+        calls = program.calls if start == 0 and end is None else program.calls[start:end]
         if torch.autograd.profiler._is_profiler_enabled:
-            calls = [_ranged(str(a), call) for a, call in zip(program.actions, program.calls, strict=True)]
+            calls = [_ranged(str(a), call) for a, call in zip(program.actions[start:end], calls, strict=True)]
         self.now = program
         at = self.at
         try:
-            for i, call in enumerate(calls):
+            for i, call in enumerate(calls, start):
                 at[0] = i
                 call()
         except (Stopped, KeyboardInterrupt):
@@ -231,6 +253,36 @@ class Rank:
             desk = program.desk
             for places in (desk.mail, desk.inputs, desk.targets, desk.losses):
                 places[:] = [None] * len(places)
+
+
+class _ChangedByForwards:
+    """Random states and buffers, to be put back where forwards run again."""
+
+    def __init__(self, stages: Iterable[StageWork], device: torch.device, *, random: bool) -> None:
+        self._buffers = [(b, b.clone()) for stage in stages for b in stage.module.buffers()]
+        # threads share the generators, so only a rank that is alone in its process can put them back
+        self._host = torch.get_rng_state() if random else None
+        self._device = device
+        self._on_device = torch.cuda.get_rng_state(device) if random and device.type == "cuda" else None
+
+    def put_back(self) -> None:
+        """Everything as it was."""
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+        if self._host is not None:
+            torch.set_rng_state(self._host)
+        if self._on_device is not None:
+            torch.cuda.set_rng_state(self._on_device, self._device)
+
+
+def _void_calls(warm_up: WarmUp, mail: Mail) -> list[Callable[[], object]]:
+    """What starting over takes from the transport first."""
+    calls: list[Callable[[], object]] = []
+    for message, unposted in warm_up.void:
+        post = mail.poster(message) if unposted else None
+        calls += [call for call in (post, mail.waiter(message)) if call is not None]
+    return calls + [call for call in map(mail.completer, warm_up.unsent) if call is not None]
 
 
 def boundaries_of(lowered: Lowered, rank: int) -> dict[int, Boundary]:

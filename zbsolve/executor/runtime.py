@@ -24,6 +24,7 @@ from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.batch import cut_batch
 from zbsolve.executor.crew import Crew
 from zbsolve.executor.feed import Feed
+from zbsolve.executor.optimizer import LossScale, Validation
 from zbsolve.executor.patience import Patience
 from zbsolve.executor.program import StageWork
 from zbsolve.executor.rank import Rank
@@ -32,6 +33,7 @@ from zbsolve.executor.solo import Solo
 from zbsolve.executor.split import SplitStage
 from zbsolve.executor.transports import Distributed, InProcess
 from zbsolve.executor.transports.protocol import Transport
+from zbsolve.executor.updating import MakeOptimizer, chain_of, early_forwards, optimizer_of
 from zbsolve.lowering import lower, verify
 from zbsolve.solution import Solution
 from zbsolve.timetable import Timetable
@@ -63,6 +65,13 @@ class Pipeline:
         How the microbatches' losses make the batch's: ``"mean"`` or ``"sum"``.
     accumulation_steps
         Steps whose gradients make one update; a mean is taken over them as well.
+    optimizer
+        Makes the optimizer of one rank's parameters, such as ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
+        None leaves the gradients in ``.grad``.
+    max_grad_norm
+        Limit of the global norm; None for no clipping.
+    check_overflow, loss_scale, undo, snapshot_device, synchronous
+        As of `zbsolve.executor.optimizer.PostValidatedOptimizer`.
     stall_s
         Seconds that one operation may run before its rank counts as stalled. Default 8, or 20 times
         the longest planned operation if that is more; 2 minutes in the first step.
@@ -84,6 +93,13 @@ class Pipeline:
         transport: Transport | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         accumulation_steps: int = 1,
+        optimizer: MakeOptimizer | None = None,
+        max_grad_norm: float | None = None,
+        check_overflow: bool = False,
+        loss_scale: LossScale | None = None,
+        undo: Literal["snapshot", "inverse"] = "snapshot",
+        snapshot_device: torch.device | str | None = None,
+        synchronous: bool = False,
         stall_s: float | None = None,
     ) -> None:
         self.timetable = timetable.timetable if isinstance(timetable, Solution) else timetable
@@ -107,6 +123,9 @@ class Pipeline:
                 f"the timetable is for {placement.ranks} ranks, but the transport connects {self.transport.ranks}"
             )
         endpoints = self.transport.endpoints()
+        chain = chain_of(self.timetable)
+        checked = optimizer is not None and (max_grad_norm is not None or check_overflow) and not synchronous
+        early = early_forwards(self.timetable, chain) if checked else (0,) * placement.ranks
         held = _stages_of_ranks(stages, placement.stages, [placement.stages_of(e.rank) for e in endpoints])
         self.ranks = tuple(
             Rank(
@@ -115,6 +134,7 @@ class Pipeline:
                 forwards,
                 works,
                 _device_of(works, endpoint.rank),
+                early=early,
                 microbatches=self.problem.microbatches,
                 last_stage=placement.stages - 1,
                 loss_fn=loss_fn,
@@ -122,6 +142,25 @@ class Pipeline:
             for endpoint, works in zip(endpoints, held, strict=True)
         )
         self._sum_replicas()
+        for rank in self.ranks:
+            rank.alone = len(self.ranks) == 1
+            if optimizer is not None:
+                replicated = [s for s in rank.stages if len(placement.holders(s)) > 1]
+                rank.optimizer = optimizer_of(
+                    optimizer,
+                    rank.endpoint,
+                    rank.stages,
+                    chain,
+                    [s for s in replicated if placement.holders(s)[0] != rank.number],
+                    replicated,
+                    max_grad_norm=max_grad_norm,
+                    check_overflow=check_overflow,
+                    loss_scale=loss_scale,
+                    undo=undo,
+                    snapshot_device=snapshot_device,
+                    synchronous=synchronous,
+                )
+                rank.training.desk.scale = rank.optimizer.loss_scale
         patience = Patience.of(self.timetable, stall_s)
         self._crew: Crew | Solo = (
             Crew(self.ranks, self.transport, patience)
@@ -191,7 +230,8 @@ class Pipeline:
             made = []
             for batch, target in feed.reader():
                 inputs, targets = self._cut(rank, batch, target)
-                losses = rank.step(inputs, targets, divisor=divisor, scale=1.0)
+                update = (rank.steps + 1) % self._accumulation == 0
+                losses = rank.step(inputs, targets, divisor=divisor, update=update)
                 made.append(self._shared(rank, [None if loss is None else (loss,) for loss in losses]))
             return made
 
@@ -206,6 +246,7 @@ class Pipeline:
         """
 
         def work(rank: Rank) -> list[Any]:
+            rank.validate()
             inputs, _ = self._cut(rank, batch, None, training=False)
             return self._shared(rank, rank.evaluate(inputs))
 
@@ -216,6 +257,69 @@ class Pipeline:
             torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*outputs, strict=True)
         )
         return joined[0] if len(joined) == 1 else joined
+
+    def flush(self) -> None:
+        """Settle the last step: undo and repair it if it was wrong. Every rank has to call it.
+
+        `eval`, `state_dict` and `load_state_dict` do it by themselves.
+        """
+        self._crew.run(lambda rank: rank.validate())
+
+    @property
+    def optimizers(self) -> dict[int, torch.optim.Optimizer]:
+        """The optimizers of this process's ranks, for learning-rate schedulers."""
+        return {rank.number: rank.optimizer.optimizer for rank in self.ranks if rank.optimizer is not None}
+
+    @property
+    def validations(self) -> tuple[Validation, ...]:
+        """What became of the steps so far (the last 256), as a rank of this process has heard."""
+        return tuple(self.ranks[0].validations)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of this process's ranks."""
+        for rank in self.ranks:
+            for work in rank.stages.values():
+                work.module.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training needs to go on from here, of this process's ranks.
+
+        Tensors are not copied. Random states are the caller's to save. Every rank has to call it.
+        """
+        self.flush()
+        return {
+            "stages": {
+                rank.number: {s: work.module.state_dict() for s, work in sorted(rank.stages.items())}
+                for rank in self.ranks
+            },
+            "optimizers": {r.number: r.optimizer.state_dict() for r in self.ranks if r.optimizer is not None},
+            "steps": self.ranks[0].steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned on the same ranks.
+
+        Raises
+        ------
+        InvalidInput
+            If it is of other ranks, stages or optimizers.
+        """
+        self.flush()
+        for rank in self.ranks:
+            stages, optimizer = state["stages"].get(rank.number), state["optimizers"].get(rank.number)
+            if stages is None or set(stages) != set(rank.stages):
+                held = "none" if stages is None else sorted(stages)
+                raise InvalidInput(f"the state holds stages {held} for rank {rank.number}, not {sorted(rank.stages)}")
+            if (optimizer is None) != (rank.optimizer is None):
+                has, lacks = ("the pipeline", "the state") if optimizer is None else ("the state", "the pipeline")
+                raise InvalidInput(f"{has} has an optimizer for rank {rank.number} and {lacks} has none")
+        for rank in self.ranks:
+            for s, work in rank.stages.items():
+                work.module.load_state_dict(state["stages"][rank.number][s])
+            if rank.optimizer is not None:
+                rank.optimizer.load_state_dict(state["optimizers"][rank.number])
+                rank.training.desk.scale = rank.optimizer.loss_scale
+            rank.steps = int(state["steps"])
 
     def _cut(self, rank: Rank, batch: Any, target: Any, *, training: bool = True) -> tuple[list[Any], list[Any]]:
         count = self.problem.microbatches

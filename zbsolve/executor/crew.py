@@ -2,9 +2,9 @@
 
 ::
 
-    caller    start ------------------------------ watch ----- join
-    rank 0      \__ step 0, step 1, ... _______________________/
-    rank 1       \__ step 0, step 1, ... ______________________/
+    caller    start   watch ..................... watch   join
+    rank 0        step 0, step 1, ...
+    rank 1        step 0, step 1, ...
 
 The caller looks several times a second whether an operation runs longer than it may. The first
 failure wakes all ranks that wait; one that is stuck inside an operation is left behind, for threads
@@ -166,7 +166,7 @@ class _CallersMode:
         for kind, dtype, cache in self._autocast:
             stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache))
         if device.type == "cuda":
-            stream = torch.cuda.Stream(device)
+            stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream(device))
             stack.enter_context(torch.cuda.device(device))
             stack.enter_context(torch.cuda.stream(stream))

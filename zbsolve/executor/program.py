@@ -108,8 +108,13 @@ class Program:
 def empty_desk(lowered: Lowered, rank: int, microbatches: int) -> Desk:
     """A desk with a place for everything."""
     computes = sum(action.do is Do.COMPUTE for action in lowered.rows[rank])
-    places: list[list[Any]] = [[None] * n for n in (len(lowered.messages), *[microbatches] * 3, 2 * computes)]
-    return Desk(*places)
+    return Desk(
+        mail=[None] * len(lowered.messages),
+        inputs=[None] * microbatches,
+        targets=[None] * microbatches,
+        losses=[None] * microbatches,
+        marks=[None] * (2 * computes),
+    )
 
 
 def training_program(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ KEPT_STEPS = 256
 
 
 class RankFailure(RunError):
-    """This rank failed by itself; what happened is its cause."""
+    """A rank failed by itself; what happened is its cause."""
 
 
 class Rank:
@@ -70,6 +71,9 @@ class Rank:
         self.validations: deque[Validation] = deque(maxlen=KEPT_STEPS)
         self.alone = False
         self.replicas: ReplicaSum | None = None
+        # device clocks tell differences only, so one mark is tied to the host's clock
+        self.clock.settle()
+        self.anchor: tuple[object, int] = self.clock.mark(), time.perf_counter_ns()
         self.history: deque[tuple[int, list[Any]]] = deque(maxlen=KEPT_STEPS)
         self.steps = 0
         self.has_first, self.has_last = 0 in self.stages, last_stage in self.stages

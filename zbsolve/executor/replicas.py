@@ -68,7 +68,8 @@ class ReplicaSum:
             parameters = self._parameters[stage]
             own = [_gradient(p) for p in parameters]
             parts = [
-                own if rank == self._endpoint.rank else self._endpoint.hear(rank, own, 1 + stage) for rank in self._holders[stage]
+                own if rank == self._endpoint.rank else self._endpoint.hear(rank, own, 1 + stage)
+                for rank in self._holders[stage]
             ]
             for parameter, *gradients in zip(parameters, *parts, strict=True):
                 # never in place: the other holders may still be reading

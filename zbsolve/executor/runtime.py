@@ -31,15 +31,19 @@ from zbsolve.executor.rank import Rank
 from zbsolve.executor.replicas import ReplicaSum
 from zbsolve.executor.solo import Solo
 from zbsolve.executor.split import SplitStage
+from zbsolve.executor.tracing import Rows, as_tensor, clock_offset, from_tensor, measured_rows, shifted, trace_of
 from zbsolve.executor.transports import Distributed, InProcess
 from zbsolve.executor.transports.protocol import Transport
 from zbsolve.executor.updating import MakeOptimizer, chain_of, early_forwards, optimizer_of
 from zbsolve.lowering import lower, verify
 from zbsolve.solution import Solution
 from zbsolve.timetable import Timetable
+from zbsolve.trace import Trace
 from zbsolve.units import whole_amount
 
 __all__ = ["Pipeline"]
+
+TRACE_TAG = (1 << 20) + 2
 
 Stage = torch.nn.Module | StageWork
 Stages = Sequence[Stage] | Mapping[int, Stage]
@@ -258,6 +262,46 @@ class Pipeline:
         )
         return joined[0] if len(joined) == 1 else joined
 
+    def trace(self) -> Trace:
+        """The measured times of the last steps (at most 256); in the order of the timetable. Every rank calls it.
+
+        Raises
+        ------
+        RunError
+            If no step has run.
+        """
+        rows, error = [measured_rows(rank) for rank in self.ranks], 0
+        if len(self.ranks) < self.problem.placement.ranks:
+            ((rows, error),) = self._crew.run(self._all_rows)
+        ops = [[timed.op for timed in row] for row in self.timetable.rows]
+        peaks = [None] * len(ops) if len(self.ranks) < len(ops) else [_peak(rank) for rank in self.ranks]
+        return trace_of(self.problem, ops, rows, error, peaks)
+
+    def _all_rows(self, rank: Rank) -> tuple[list[Rows], int]:
+        """The rows of all ranks by rank 0's clock, in every process, and how far the clocks can be apart."""
+        ranks = self.problem.placement.ranks
+        own = measured_rows(rank)
+        others = [r for r in range(ranks) if r != rank.number]
+        endpoint = rank.endpoint
+        endpoint.befriend(others)
+        offset, error = clock_offset(endpoint, ranks)
+        steps = sorted(own)
+        head = torch.tensor([len(steps), steps[0] if steps else 0, error], dtype=torch.int64)
+        for other in others:
+            endpoint.tell(other, [head, as_tensor(shifted(own, offset), steps)], TRACE_TAG)
+        rows: list[Rows] = []
+        for other in range(ranks):
+            if other == rank.number:
+                rows.append(shifted(own, offset))
+                continue
+            (told,) = endpoint.hear(other, [head], TRACE_TAG)
+            count, first, theirs = (int(v) for v in told)
+            error = max(error, theirs)
+            kept = range(first, first + count)
+            like = torch.zeros((count, len(self.timetable.rows[other]), 2), dtype=torch.int64)
+            rows.append(from_tensor(endpoint.hear(other, [like], TRACE_TAG)[0], kept))
+        return rows, 2 * error
+
     def flush(self) -> None:
         """Settle the last step: undo and repair it if it was wrong. Every rank has to call it.
 
@@ -432,3 +476,7 @@ def _device_of(works: Mapping[int, StageWork], rank: int) -> torch.device:
         shown = ", ".join(sorted(str(d) for d in devices))
         raise InvalidInput(f"the stages of rank {rank} lie on several devices ({shown}); a rank is one device")
     return devices.pop() if devices else torch.device("cpu")
+
+
+def _peak(rank: Rank) -> int | None:
+    return torch.cuda.max_memory_allocated(rank.device) if rank.device.type == "cuda" else None

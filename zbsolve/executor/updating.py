@@ -145,12 +145,7 @@ class WarmUp:
 
     def __init__(self, lowered: Lowered, early: Sequence[int], rank: int) -> None:
         heads = [_head(row, count) for row, count in zip(lowered.rows, early, strict=True)]
-        sent = {
-            a.message
-            for row, head in zip(lowered.rows, heads, strict=True)
-            for a in row[:head]
-            if a.do is Do.SEND
-        }
+        sent = {a.message for row, head in zip(lowered.rows, heads, strict=True) for a in row[:head] if a.do is Do.SEND}
         row, head = lowered.rows[rank], heads[rank]
         late = [i for i in range(head) if row[i].do is Do.POST and row[i].message not in sent]
         self.first = [i for i in range(head) if i not in set(late)]

@@ -54,7 +54,7 @@ class Distributed:
     def __init__(self, group: dist.ProcessGroup | None = None, *, timeout: timedelta = timedelta(minutes=30)) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise InvalidInput(
-                "torch.distributed is not initialized; call torch.distributed.init_process_group, or start with torchrun"
+                "torch.distributed is not initialized; call torch.distributed.init_process_group, or use torchrun"
             )
         self.members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         if dist.get_rank() not in self.members:
@@ -78,7 +78,7 @@ class Distributed:
 
     def _pair(self, edge: tuple[int, int], purpose: str, backend: str) -> Any:
         # made by hand: a group of torch's own keeps its name, and what stands in the store under it, beyond its end
-        store = dist.PrefixStore(f"{purpose}/{edge[0]}-{edge[1]}", self.health.store)
+        store = dist.distributed_c10d.PrefixStore(f"{purpose}/{edge[0]}-{edge[1]}", self.health.store)
         place = edge.index(self.rank)
         if backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
@@ -87,7 +87,7 @@ class Distributed:
         return dist.ProcessGroupGloo(store, place, 2, self._timeout)
 
     def line(self, sender: int, receiver: int, purpose: str) -> _Line:
-        """This rank's end of an edge."""
+        """The end of an edge on this rank."""
         group = self._groups[sender, receiver, purpose]
         sending = self.rank == sender
         return _Line(group, 1 if sending else 0, receiver if sending else sender, self.health)

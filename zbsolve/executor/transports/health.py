@@ -59,7 +59,7 @@ class Health:
         # a client of its own: the main thread may hold the other while it waits
         with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
             store = store.clone()
-        self.store: Any = dist.PrefixStore(name, store)
+        self.store: Any = dist.distributed_c10d.PrefixStore(name, store)
         self._suspects: set[int] = set()
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._cause: tuple[int, str] | None = None
@@ -86,7 +86,7 @@ class Health:
             self._running = False
 
     def report(self, message: str) -> None:
-        """This rank has failed; kept if it is the first."""
+        """Make known that this rank has failed; kept if it is the first."""
         self._note(self.rank, message)
 
     def _note(self, rank: int, message: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from zbsolve.errors import RunError
-from zbsolve.executor.boundary import Boundary
+from zbsolve.executor.boundary import Boundary, described
 from zbsolve.executor.clock import Clock, clock_of
 from zbsolve.executor.optimizer import PostValidatedOptimizer, Validation
 from zbsolve.executor.program import Call, Program, StageWork, evaluation_program, training_program
@@ -18,7 +18,8 @@ from zbsolve.executor.replicas import ReplicaSum
 from zbsolve.executor.story import waiting_for
 from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped
 from zbsolve.executor.updating import WarmUp
-from zbsolve.lowering import Lowered
+from zbsolve.lowering import Action, Do, Lowered
+from zbsolve.ops import Kind
 
 __all__ = ["Rank", "RankFailure"]
 
@@ -82,6 +83,7 @@ class Rank:
         self._microbatches = microbatches
         self._lowered = lowered
         boundaries = boundaries_of(lowered, self.number)
+        self._boundaries = boundaries
         mail = endpoint.mail(lowered, boundaries, device)
         warm_up = WarmUp(lowered, early, self.number)
         self._void = _void_calls(warm_up, mail)
@@ -222,9 +224,21 @@ class Rank:
         at[0] = -1
 
     def _failure(self, program: Program, error: BaseException) -> str:
-        text = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
         action = program.actions[self.at[0]]
-        return f"{action}: {text}"
+        if isinstance(error, RunError):
+            return f"{action}: {error}"
+        text = f"{action}: {type(error).__name__}: {error}"
+        came = self._came(action)
+        return text if came is None else f"{text} (it was called with {came})"
+
+    def _came(self, action: Action) -> str | None:
+        """What the stage of a forward was called with, if that came from another stage."""
+        if action.do is not Do.COMPUTE or action.op.kind is not Kind.FORWARD:
+            return None
+        for number, message in enumerate(self.lowered.messages):
+            if message.head == action.op and number in self._boundaries:
+                return described(self._boundaries[number].specs or ())
+        return None
 
     def _guarded(self, work: Callable[[], None], where: str) -> None:
         try:

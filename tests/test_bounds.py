@@ -79,7 +79,7 @@ def test_never_above_the_optimum(block, limit_above):
     rng = random.Random(f"{block} {limit_above}")
     verdicts = [check_against_optimum(tiny_problem(rng, limit_above, sizes=SIZES)) for _ in range(50)]
     assert None not in verdicts
-    assert sum(verdicts) >= 0.85 * len(verdicts)  # and not toothless
+    assert sum(verdicts) >= 0.9 * len(verdicts)  # and not toothless
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -165,6 +165,11 @@ def test_smallest_limits_where_splitting_is_the_only_choice_and_costs_memory():
     assert smallest_limits(replace(on_one, allow=frozenset({"split"}))) == (33,)
 
 
+def assert_no_higher(after: dict[str, int], before: dict[str, int]) -> None:
+    """Name by name; a bound that did not apply before is held against the best of then."""
+    assert all(value <= before.get(name, max(before.values())) for name, value in after.items())
+
+
 @pytest.mark.parametrize("block", range(6))
 def test_more_memory_never_raises_a_bound(block):
     rng = random.Random(f"monotone {block}")
@@ -175,9 +180,9 @@ def test_more_memory_never_raises_a_bound(block):
         for _ in range(5):
             limits = tuple(limit + rng.randint(0, 4) for limit in limits)
             after = values(replace(problem, memory_limit=limits))
-            assert all(value <= before[name] for name, value in after.items())
-            before = {**before, **after}
-        assert all(value <= before[name] for name, value in values(problem).items())
+            assert_no_higher(after, before)
+            before = after
+        assert_no_higher(values(problem), before)
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -323,6 +328,16 @@ def test_weights_that_keep_nothing_may_all_be_left_for_later():
     assert values(replace(free, memory_limit="2x"))["two-phase"] == 36
 
 
+def test_a_backward_that_needs_more_than_its_forward_held_keeps_others_out():
+    """Three forwards would fit, but then no B could ever start: one microbatch at a time."""
+    problem = equal_stages(2, 4, 1, 1, 1, 3, latency_ns=4, activation_bytes=1, backward_weight_bytes=3)
+    problem = replace(problem, allow=frozenset({"split"}))
+    found = optimum(problem)
+    assert found is not None
+    assert lower_bound(problem).value_ns == found[0] == 4 * (1 + 4 + 1 + 1 + 4 + 1 + 1)
+    assert lower_bound(replace(problem, allow=frozenset({"split", "fused"}))).value_ns < found[0]
+
+
 def test_static_and_workspace_bytes_are_not_room():
     lean = equal_stages(4, 12, 1, 1, 1, 8, activation_bytes=2, backward_weight_bytes=1)
     fat = equal_stages(
@@ -355,7 +370,7 @@ def test_a_bound_of_the_period_bounds_the_makespan(block):
         problem = tiny_problem(rng, rng.choice((None, 4, 9)), sizes=((2, 4), (3, 5), (4, 6)))
         period = values(replace(problem, objective="period"))
         makespan = values(replace(problem, objective="makespan"))
-        assert all(value <= makespan[name] for name, value in period.items())
+        assert_no_higher(period, makespan)
 
 
 def test_work_that_fusing_does_away_with_leaves_a_bound_of_zero():

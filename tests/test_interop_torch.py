@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import (
 
 from tests.strategies import placements, problems, random_order
 from zbsolve.errors import FileFormatError, OrderError, ProblemError
-from zbsolve.interop.torch import merged, torch_rows, write_torch_csv
+from zbsolve.interop.torch import merged, numbered_by_loss, torch_rows, write_torch_csv
 from zbsolve.metrics import metrics
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
@@ -71,8 +71,17 @@ def test_torch_accepts_every_csv(tmp_path, problem, seed, fused):
     schedule = torch_loads(csv, problem)
     assert schedule.stage_index_to_group_rank == dict(enumerate(problem.placement.routes[0]))
     rows = [[str(action) for action in schedule.pipeline_order[rank]] for rank in range(problem.placement.ranks)]
-    assert rows == torch_rows(merged(timetable))
+    assert rows == torch_rows(numbered_by_loss(problem, merged(timetable))[0])
     torch_simulates(schedule)
+
+
+def test_losses_meet_their_microbatches(tmp_path):
+    """torch gives the n-th loss to microbatch n, so the last stage's forwards must come in that order."""
+    problem = uniform(Placement.linear(1), 3)
+    row = [Op(F, 0, 2), Op(F, 0, 0), Op(BW, 0, 2), Op(F, 0, 1), Op(BW, 0, 0), Op(BW, 0, 1)]
+    csv, beside = write_torch_csv(simulate(problem, Order((tuple(row),))), tmp_path / "x.csv")
+    assert csv.read_bytes() == b"0F0,0F1,0B0,0F2,0B1,0B2\n"
+    assert json.loads(beside.read_bytes())["microbatch_in_timetable"] == [2, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +125,7 @@ def test_the_csv_of_two_ranks_reads_like_this(tmp_path):
         "merged_backwards": 0,
         "emitted_period_ns": 9020,
         "emitted_makespan_ns": 9020,
+        "microbatch_in_timetable": [0, 1],
         "digest": problem.digest,
         "torch": {
             "class": "torch.distributed.pipelining.schedules._PipelineScheduleRuntime",

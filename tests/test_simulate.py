@@ -15,7 +15,7 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Profile
+from zbsolve.profile import Link, LinkOverride, Profile, StageCost
 from zbsolve.simulate import Timer, simulate
 from zbsolve.timetable import Order
 
@@ -149,3 +149,33 @@ def test_large_problems_stay_large_only_in_number():
     graph = OpGraph.build(problem)
     assert len(graph) == 24_576
     assert graph.arc_tail.dtype == np.int32
+
+
+def pushing_in_turn():
+    """An order in which in every pass one of two ranks hangs on itself: no pass alone shows their cycle."""
+    first = StageCost(forward_ns=9, backward_input_ns=12, backward_weight_ns=20, backward_ns=34)
+    second = StageCost(forward_ns=3, backward_input_ns=5, backward_weight_ns=20, backward_ns=23)
+    overrides = (LinkOverride(sender=0, receiver=1, latency_ns=3), LinkOverride(sender=1, receiver=0, latency_ns=6))
+    problem = Problem(
+        profile=Profile(stages=(first, second), link=Link(overrides=overrides)),
+        placement=Placement.bidirectional(2),
+        microbatches=4,
+    )
+    here = {0: [(0, 0), (0, 2), (1, 1), (1, 3)], 1: [(0, 1), (0, 3), (1, 0), (1, 2)]}
+    order = Order(
+        tuple(
+            tuple(
+                [Op(Kind.FORWARD, *at) for at in here[rank]]
+                + [Op(Kind.BACKWARD, *at) for at in here[rank][2:] + here[rank][:2]]
+            )
+            for rank in here
+        )
+    )
+    graph = OpGraph.build(problem, order.rows)
+    return graph, graph.encode(order)
+
+
+def test_ranks_that_push_each_other_on_in_turn_do_not_do_so_for_ever():
+    graph, rows = pushing_in_turn()
+    mean = max_cycle_mean(longest_paths(graph, rows))
+    assert Timer(graph, rows).period().value_ns == -(-mean.numerator // mean.denominator)

@@ -10,7 +10,10 @@ A *release vector* x holds a first start for each rank. One longest-path pass un
 rank's last end y and the rank whose release it hangs on. ``x <- max(x, y - T)`` is a Bellman-Ford
 round over the ranks; a cycle among the "hangs on" ranks is a cycle of the graph, so its mean,
 rounded up, is a valid lower bound on T, and T is raised to it. Rounds stop when x stands still:
-then T is both attained and necessary.
+then T is both attained and necessary. They do stop: the cycles of one pass can all be no longer
+than T while ranks push each other on in turn, so each rank also remembers the path that raised it
+last, and by Bellman-Ford's theorem these paths close into a cycle longer than T within as many
+rounds as there are ranks, if there is one.
 """
 
 from __future__ import annotations
@@ -144,34 +147,44 @@ class Timer:
 
     def period(self) -> Times:
         """Times that attain the least period, rounded up to a whole ns."""
-        busy = [r for r, row in enumerate(self.rows) if row]
+        last_node = {r: row[-1] for r, row in enumerate(self.rows) if row}
         release = [0] * len(self.rows)
-        value = max((sum(self._duration[n] for n in self.rows[r]) for r in busy), default=0)
+        value = max((sum(self._duration[n] for n in self.rows[r]) for r in last_node), default=0)
+        raised: dict[int, tuple[int, int]] = {}
         while True:
             end, source = self.run(release)
-            last = {r: end[self.rows[r][-1]] for r in busy}
-            value = max(value, self._cycle_mean(release, last, {r: source[self.rows[r][-1]] for r in busy}))
-            later = [max(release[r], last[r] - value) if r in last else 0 for r in range(len(release))]
+            last = {r: end[node] for r, node in last_node.items()}
+            hangs = {r: (source[node], last[r] - release[source[node]]) for r, node in last_node.items()}
+            mean = self._cycle_mean(hangs)
+            if mean > value:
+                value, raised = mean, {}
+            later = list(release)
+            for r, ended in last.items():
+                if ended - value > release[r]:
+                    later[r], raised[r] = ended - value, hangs[r]
             if later == release:
                 return self._times(end, value)
-            release = later
+            mean = self._cycle_mean(raised)
+            if mean > value:
+                value, raised = mean, {}
+            else:
+                release = later
 
     @staticmethod
-    def _cycle_mean(release: list[int], last: dict[int, int], source: dict[int, int]) -> int:
-        """The greatest mean, rounded up, of the cycles among the ranks that hang on each other."""
+    def _cycle_mean(path_to: dict[int, tuple[int, int]]) -> int:
+        """The greatest mean, rounded up, of the cycles among (rank it comes from, length), one a rank."""
         best = 0
         seen: dict[int, int] = {}
-        for root in source:
+        for root in path_to:
             path: list[int] = []
             rank = root
-            while rank not in seen:
+            while rank in path_to and rank not in seen:
                 seen[rank] = root
                 path.append(rank)
-                rank = source[rank]
-            if seen[rank] == root:
+                rank = path_to[rank][0]
+            if seen.get(rank) == root:
                 cycle = path[path.index(rank) :]
-                length = sum(last[r] - release[source[r]] for r in cycle)
-                best = max(best, -(-length // len(cycle)))
+                best = max(best, -(-sum(path_to[r][1] for r in cycle) // len(cycle)))
         return best
 
     def _times(self, end: list[int], value: int | None) -> Times:

@@ -8,12 +8,30 @@ import pytest
 
 from tests.cli.helpers import call, call_json, error_of, put_profile, put_timetable, small_profile, small_timetable
 from zbsolve.check import violations
+from zbsolve.cli import VERBS, main
 from zbsolve.files import read_profile, read_solution_record, read_timetable, schema
 
 SOLUTION_FIELDS = {
     *("status", "objective", "period_ns", "makespan_ns", "lower_bound_ns", "bound", "gap", "bubble", "peak_bytes"),
     *("limit_bytes", "method", "seconds", "seed", "digest", "ranks", "stages", "microbatches"),
 }
+
+
+ALL_VERBS = sorted({*VERBS, "profile measure", "profile show"} - {"profile"})
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS)
+def test_every_verb_has_help_json_and_quiet(verb):
+    told = call(*verb.split(), "--help").stdout
+    assert "--json" in told
+    assert "--quiet" in told
+
+
+def test_the_list_of_verbs_is_complete():
+    listed = call("--help").stdout
+    assert all(f"\n  {verb}" in listed for verb in VERBS)
+    for verb in VERBS:
+        assert main.get_command(None, verb).name == verb
 
 
 @pytest.fixture
@@ -169,6 +187,17 @@ def test_simulate_times_under_another_profile(timetable, tmp_path):
     assert call_json("simulate", timetable, "--objective", "makespan")["objective"] == "makespan"
 
 
+def test_simulate_tells_what_is_wrong_with_an_order(timetable, tmp_path):
+    content = json.loads((tmp_path / "t.json").read_text())
+    content["problem"]["allow"] = ["fused"]
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    assert "not_allowed" in call("simulate", timetable, code=1).stderr
+    content["problem"]["allow"] = ["fused", "split"]
+    content["ranks"][0].reverse()
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    assert "precedence" in call("simulate", timetable, code=1).stderr
+
+
 def test_simulate_does_not_write_what_does_not_fit(timetable, tmp_path):
     call("simulate", timetable, "--memory", "1", "-o", str(tmp_path / "s.json"), code=1)
     assert not (tmp_path / "s.json").exists()
@@ -226,6 +255,22 @@ def test_profile_measure(tmp_path, monkeypatch):
     assert told["name"] == "tiny"
     assert len(read_profile(tmp_path / "p.json").stages) == 2
     assert "forward" in call("profile", "show", "p.json").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("nowhere_to_be_found:make", "nowhere_to_be_found"),
+        ("json:loads", "json:loads"),
+        ("json:nothing", "nothing"),
+        ("json", "MODULE:FUNCTION"),
+        ("os:getcwd", "stages"),
+        ("json:loads --repeats 0", "repeats"),
+    ],
+)
+def test_profile_measure_refuses(options, words):
+    pytest.importorskip("torch")
+    assert words in error_of(call("profile", "measure", *options.split(), "-q", code=2))
 
 
 @pytest.mark.parametrize("kind", ["profile", "timetable"])

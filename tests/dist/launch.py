@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -77,6 +78,7 @@ def _run(scenario: str, rank: int, ranks: int, directory: str, arguments: dict[s
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     code = 1
+    faulthandler.dump_traceback_later(60, exit=True)
     try:
         dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=ranks)
         getattr(importlib.import_module("tests.dist.scenarios"), scenario)(rank, Path(directory), **arguments)

@@ -151,8 +151,20 @@ def test_times_are_those_of_the_stage_that_takes_them():
     assert len(profile.source.spread) == 3
     assert (profile.source.samples, profile.source.split) == (3, "torch")
     assert dict(profile.source.versions)["torch"] == torch.__version__
-    assert "1 thread for each operation" in profile.source.note
+    assert "wall time, 1 thread for each operation" in profile.source.note
     assert profile.link.latency_ns > 0 or "link: not measured" in profile.source.note
+
+
+def test_processor_time_leaves_out_waiting():
+    class Waits(nn.Module):
+        def forward(self, x):
+            time.sleep(0.05)
+            return x.clone()
+
+    profile = measured([nn.Linear(2, 2), Waits()], torch.randn(2, 2), clock="processor")
+    assert 0 < profile.stages[1].forward_ns < 50_000_000
+    assert "processor time" in profile.source.note
+    assert "WARNING" in measured([Waits()], torch.randn(2, 2)).source.note
 
 
 def test_the_model_and_the_process_are_left_as_they_were():
@@ -188,8 +200,19 @@ def test_a_stage_that_returns_a_view_is_told_what_to_do():
         def forward(self, x):
             return x.t()
 
-    with pytest.raises(InvalidInput, match=r"stage 1 returns a view.*\.clone\(\)"):
+    with pytest.raises(InvalidInput, match=r"split backward of stage 1 failed: it returns a view.*\.clone\(\)"):
         measured([nn.Linear(3, 3), Transposes(), nn.Linear(3, 3)], torch.randn(3, 3))
+
+
+def test_a_stage_that_changes_its_input_is_told_what_to_do():
+    with pytest.raises(InvalidInput, match=r"forward of stage 1 failed: it changes its input in place.*inplace=False"):
+        measured([nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3)], torch.randn(3, 3))
+
+
+def test_the_first_stage_may_change_its_input_since_it_gets_a_copy():
+    inputs = torch.tensor([[-1.0, 2.0]])
+    measured([nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 2)), nn.Linear(2, 2)], inputs)
+    assert inputs.tolist() == [[-1.0, 2.0]]
 
 
 def test_a_failing_model_is_reported_with_its_own_words_and_place():
@@ -222,6 +245,8 @@ def test_a_failing_model_is_reported_with_its_own_words_and_place():
         ([nn.Linear(2, 2)], torch.ones(1, 2), {"repeats": 0}, "repeats"),
         ([nn.Linear(2, 2)], torch.ones(1, 2), {"threads": 0}, "threads"),
         ([nn.Linear(2, 2)], torch.ones(1, 2), {"warmup": -1}, "warmup"),
+        ([nn.Linear(2, 2)], torch.ones(1, 2), {"clock": "sun"}, "clock"),
+        ([nn.Linear(2, 2)], torch.ones(1, 2), {"clock": "processor", "threads": 2}, "threads=1"),
         ([nn.Linear(2, 2)], torch.ones(1, 2), {"device": "toaster"}, "no device"),
         ([nn.Linear(2, 2)], torch.ones(1, 2), {"device": "meta"}, "works on cpu and cuda"),
     ],

@@ -30,7 +30,7 @@ def tight(problem: Problem, above: int, allow) -> Problem:
 
 
 @given(st.data())
-@settings(max_examples=80)
+@settings(max_examples=80, deadline=None)
 def test_never_stands_still_with_one_chunk_a_rank_however_tight(data):
     allow = data.draw(st.sampled_from([{"split"}, {"fused"}, {"split", "fused"}]))
     problem = tight(data.draw(problems(placement=one_chunk())), data.draw(st.integers(0, 6)), frozenset(allow))
@@ -45,7 +45,7 @@ def test_never_stands_still_with_one_chunk_a_rank_however_tight(data):
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_never_stands_still_on_any_placement_with_room_for_two(data):
     problem = data.draw(problems(placement=placements()))
     least = smallest_limits(problem)

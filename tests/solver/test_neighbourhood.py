@@ -24,7 +24,7 @@ def some_order(problem, seed):
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_moves_keep_an_order_an_order(data):
     problem = data.draw(problems(placement=placements(), limits=True))
     seed = data.draw(st.integers(0, 999))
@@ -71,7 +71,7 @@ def chained(live: LiveOrder) -> list[list[int]]:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_every_single_swap_that_is_legal_is_offered(data):
     problem = data.draw(problems(placement=one_chunk(), limits=True, most_microbatches=3))
     arrays, sequence = some_order(problem, data.draw(st.integers(0, 99)))
@@ -90,7 +90,7 @@ def test_every_single_swap_that_is_legal_is_offered(data):
 
 
 @given(st.data())
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 def test_annealing_reports_true_values_and_never_gets_worse(data):
     problem = data.draw(problems(placement=placements(), limits=True))
     seed = data.draw(st.integers(0, 999))

@@ -60,7 +60,7 @@ def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
         ranks = single_ranks(costs)
         ahead = [rank.head if makespan else 0 for rank in ranks]
         phases = [at + two_phase(rank) for at, rank in zip(ahead, ranks, strict=True)]
-        areas = [at + memory_time(rank) for at, rank in zip(ahead, ranks, strict=True)]
+        areas = [at + span if (span := memory_time(rank)) else 0 for at, rank in zip(ahead, ranks, strict=True)]
         bounds.append(Bound(max(phases), "two-phase"))
         bounds.append(Bound(max(areas), "memory-time"))
         bounds.append(Bound(relay(ranks, makespan=makespan), "relay"))

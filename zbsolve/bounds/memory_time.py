@@ -44,7 +44,7 @@ def memory_time(rank: SingleRank) -> int:
     keep = rank.split[2] if rank.split else 0
     largest = max(rank.held, keep)
     if rank.room >= m * largest:
-        return 0  # the limit never binds
+        return 0  # memory for all at once: two-phase says as much
     top = max(a * rank.held + rank.kept_beside(a) * keep for a in range(rank.in_flight + 1))
     asked = []
     if rank.split:

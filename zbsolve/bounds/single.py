@@ -69,8 +69,16 @@ class SingleRank:
 
     @property
     def in_flight(self) -> int:
-        """K: the most microbatches between start of F and end of B at once, at most m."""
-        return min(self.microbatches, self.room // self.held) if self.held else self.microbatches
+        """K: the most microbatches between start of F and end of the backward at once, at most m.
+
+        Where only split backwards are possible and keep > held, B must still fit beside the others:
+        until the next backward the number in flight can only grow, and then (K - 1) held + keep <= room.
+        A fused backward always fits.
+        """
+        if not self.held:
+            return self.microbatches
+        first = self.held if self.fused is not None or self.split is None else max(self.held, self.split[2])
+        return min(self.microbatches, 1 + (self.room - first) // self.held)
 
     def kept_beside(self, in_flight: int) -> int:
         """The most microbatches that can wait for W beside so many in flight; 0 if none is split."""

@@ -50,7 +50,9 @@ def _handcrafted(problem: Problem, name: str, ahead: Callable[[int, int], int], 
 
 
 def zb_h1(problem: Problem) -> Order:
-    """ZB-H1: bubble time (p-1)(F+B-W) at equal stages and no latency; p microbatches held.
+    """ZB-H1: the memory of 1F1B, p microbatches, with weight passes in the ramp down.
+
+    Bubble time (p-1)(F+B-W) at equal stages without latency, where W <= F and m >= p.
 
     Raises
     ------
@@ -61,7 +63,9 @@ def zb_h1(problem: Problem) -> Order:
 
 
 def zb_h2(problem: Problem) -> Order:
-    """ZB-H2: bubble time (p-1)(F+B-2W) at equal stages and no latency; 2p-1 microbatches held.
+    """ZB-H2: up to 2p-1 microbatches held, with forwards in the ramp up as well.
+
+    Bubble time (p-1)(F+B-2W) at equal stages without latency, where W <= F, 2W <= F + B and m >= 2p-1.
 
     Raises
     ------
@@ -138,7 +142,7 @@ def _lags(graph: OpGraph, kind: Kind) -> list[int]:
 
 
 def _medians(costs: Costs) -> Costs:
-    """All stages as slow as the median one: sometimes the greedy does better for not knowing more."""
+    """All stages as slow as the (upper) median one: knowing less, the greedy sometimes does better."""
     last = len(costs.forward) - 1
 
     def level(values: Sequence[int]) -> tuple[int, ...]:
@@ -159,6 +163,8 @@ def greedy_orders(problem: Problem) -> list[tuple[str, Order]]:
     """Every different order that the zero-bubble greedy gives within the problem's memory limit.
 
     Sixteen runs: eight settings of its switches, on the costs of each stage and on the median of all.
+    The forwards and backwards of a round go through all stages, so below 1x, where the first stages
+    hold fewer microbatches than there are stages, the orders stay valid but become slow.
 
     Returns
     -------

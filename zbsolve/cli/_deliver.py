@@ -19,8 +19,8 @@ class FailedOwnCheck(Exception):
     """A timetable that zbsolve made breaks a rule; never the fault of the input."""
 
 
-def judge(timetable: Timetable, *, must_fit: bool) -> tuple[Violation, ...]:
-    """Judge a timetable of ours by its own problem; a violation is a bug.
+def judge(timetable: Timetable, *, must_fit: bool, claimed_ns: int | None = None) -> tuple[Violation, ...]:
+    """Judge a timetable of ours by its own problem, and the value we claim; a violation is a bug.
 
     Returns
     -------
@@ -28,7 +28,7 @@ def judge(timetable: Timetable, *, must_fit: bool) -> tuple[Violation, ...]:
     """
     from zbsolve.check import violations
 
-    found = violations(timetable.problem, timetable)
+    found = violations(timetable.problem, timetable, claimed_ns=claimed_ns)
     for violation in found:
         if must_fit or violation.code != "memory":
             raise FailedOwnCheck(f"{violation.code}: {violation.message}")
@@ -53,7 +53,7 @@ def deliver(
     else:
         timetable, metrics, proof = made.timetable, made.metrics, made
         fields = solution_fields(made)
-    unfit = judge(timetable, must_fit=must_fit)
+    unfit = judge(timetable, must_fit=must_fit, claimed_ns=None if proof is None else proof.value_ns)
     written = output if not unfit else None
     if written is not None:
         out.write(written, timetable_bytes(timetable if proof is None else proof))

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -35,17 +35,19 @@ def progress_on_stderr(out: Output) -> Iterator[Callable[[Progress], None] | Non
     def listen(progress: Progress) -> None:
         nonlocal last
         text = describe(progress)
-        if live:
-            click.echo(f"{ERASE_LINE}{progress.seconds:6.1f} s  {text}", err=True, nl=False)
-        elif text != last:
-            click.echo(f"{progress.seconds:.1f} s  {text}", err=True)
+        with suppress(OSError):  # a search goes on where nobody reads of its progress any more
+            if live:
+                click.echo(f"{ERASE_LINE}{progress.seconds:6.1f} s  {text}", err=True, nl=False)
+            elif text != last:
+                click.echo(f"{progress.seconds:.1f} s  {text}", err=True)
         last = text
 
     try:
         yield listen
     finally:
         if live:
-            click.echo(ERASE_LINE, err=True, nl=False)
+            with suppress(OSError):
+                click.echo(ERASE_LINE, err=True, nl=False)
 
 
 def describe(progress: Progress) -> str:

@@ -100,7 +100,7 @@ def _on_profile(path: str, asked: Asked, search: Search, output: str | None, out
     if solution is None:
         bound = _bound(problem)
     else:
-        judge(solution.timetable, must_fit=True)
+        judge(solution.timetable, must_fit=True, claimed_ns=solution.value_ns)
         bound = Bound(solution.lower_bound_ns, solution.bound)
         published["solved"] = solution.metrics
         if output is not None:

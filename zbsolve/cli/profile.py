@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -29,8 +29,26 @@ def profile() -> None:
 @profile.command()
 @click.argument("target", metavar="MODULE:FUNCTION")
 @output_option("Write the profile there.")
-@click.option("--repeats", type=click.IntRange(1, 100_000), help="Measured runs of every operation.")
-@click.option("--warmup", type=click.IntRange(0, 100_000), help="Runs before that, not counted.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 100_000),
+    default=20,
+    show_default=True,
+    help="Measured runs of every operation.",
+)
+@click.option(
+    "--warmup", type=click.IntRange(0, 100_000), default=3, show_default=True, help="Runs before that, not counted."
+)
+@click.option(
+    "--threads", type=click.IntRange(1, 4096), default=1, show_default=True, help="On the CPU, as a rank will have."
+)
+@click.option(
+    "--clock",
+    type=click.Choice(["wall", "processor"]),
+    default="wall",
+    show_default=True,
+    help="On a busy CPU, processor leaves out what other programs take.",
+)
 @click.option("--device", help="cpu, cuda, cuda:1; default where the model lies.")
 @click.option("--name", default="", help="Name of the profile.")
 @talk_options
@@ -38,8 +56,10 @@ def measure(
     *,
     target: str,
     output: str | None,
-    repeats: int | None,
-    warmup: int | None,
+    repeats: int,
+    warmup: int,
+    threads: int,
+    clock: Literal["wall", "processor"],
     device: str | None,
     name: str,
     out: Output,
@@ -48,19 +68,28 @@ def measure(
 
     The function takes no arguments and returns (stages, sample, loss_fn): the modules from input to
     loss, (inputs, target) of one microbatch, and loss_fn(output, target). The current directory is
-    searched for MODULE.
+    searched for MODULE, which may also be a path such as models/gpt.py.
     """
     from zbsolve.files import profile_bytes
 
     out = out.for_file(output)
-    counts = {key: value for key, value in (("repeats", repeats), ("warmup", warmup)) if value is not None}
     sys.path.insert(0, os.getcwd())
     with contextlib.redirect_stdout(sys.stderr):  # what the model prints is talk, not our result
         from zbsolve.executor.measure import load_target, measure_profile
 
         stages, sample, loss_fn = load_target(target)
-        out.say(f"measuring {len(stages)} stages")
-        made = measure_profile(stages, sample, loss_fn, device=device, name=name, **counts)
+        out.say("measuring 1 stage" if len(stages) == 1 else f"measuring {len(stages)} stages")
+        made = measure_profile(
+            stages,
+            sample,
+            loss_fn,
+            repeats=repeats,
+            warmup=warmup,
+            device=device,
+            threads=threads,
+            clock=clock,
+            name=name,
+        )
     if output is not None:
         out.write(output, profile_bytes(made))
     _show(made, out)

@@ -10,6 +10,7 @@ from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import deliver
 from zbsolve.cli._output import Output, output_option, talk_options
 from zbsolve.cli._problem import memory_limit, memory_option
+from zbsolve.errors import InvalidTimetable
 
 __all__ = ["simulate"]
 
@@ -26,7 +27,12 @@ __all__ = ["simulate"]
 def simulate(
     *, timetable: str, profile: str | None, memory: str | None, objective: str | None, output: str | None, out: Output
 ) -> None:
-    """Time the order of T.json exactly, under its own costs or those of another PROFILE."""
+    """Time the order of T.json exactly, under its own costs or those of another PROFILE.
+
+    Only its order is used: planned times in the file do not matter. Exit code 1 where the order
+    breaks a rule, and nothing is written then.
+    """
+    from zbsolve.check import violations
     from zbsolve.metrics import metrics
     from zbsolve.simulate import simulate as timed
 
@@ -41,5 +47,8 @@ def simulate(
     if objective is not None:
         changes["objective"] = objective
     problem = dataclasses.replace(given.problem, **changes)  # type: ignore[arg-type]
+    broken = [violation for violation in violations(problem, given.order) if violation.code != "memory"]
+    if broken:  # memory is told with the figures
+        raise InvalidTimetable(broken)
     made = timed(problem, given.order)
     deliver((made, metrics(made)), out, output)

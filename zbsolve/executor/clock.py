@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -24,8 +25,13 @@ class Clock(Protocol):
 
 
 class _HostClock:
+    """Wall time, or the time that processors worked for this process: other programs do not count there."""
+
+    def __init__(self, read: Callable[[], int]) -> None:
+        self._read = read
+
     def mark(self) -> object:
-        return time.perf_counter_ns()
+        return self._read()
 
     def settle(self) -> None:
         pass
@@ -56,6 +62,8 @@ class _CudaClock:
         return round(milliseconds * 1e6)
 
 
-def clock_of(device: torch.device) -> Clock:
-    """The clock of a device: events on CUDA, the host's elsewhere."""
-    return _CudaClock(device) if device.type == "cuda" else _HostClock()
+def clock_of(device: torch.device, *, processor: bool = False) -> Clock:
+    """The clock of a device: events on CUDA; wall time elsewhere, or processor time where asked for."""
+    if device.type == "cuda":
+        return _CudaClock(device)
+    return _HostClock(time.process_time_ns if processor else time.perf_counter_ns)

@@ -54,7 +54,7 @@ def plain_gradients(
                 output = inputs
                 for stage in stages:
                     result = stage(*output)
-                    output = result if isinstance(result, tuple) else (result,)
+                    output = tuple(result) if isinstance(result, tuple | list) else (result,)
                 loss = loss_fn(result, target)
                 (loss / microbatches).backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach()) / microbatches

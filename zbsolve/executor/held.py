@@ -8,8 +8,9 @@ that keeps it, so the wrappers alive at any moment are what is held then::
     backward: the node goes, its wrapper with it        alive = {}
 
 Storages are counted once however many tensors look at them, and whole, since a view keeps all of
-its storage. Parameters and buffers are static, so they are left out. Tensors that a custom
-`autograd.Function` hides in attributes are not seen. On CUDA the caching allocator knows it all.
+its storage. Parameters and buffers are static, so they are left out. Tensors kept outside autograd's
+own saving (attributes of a custom `autograd.Function`, inputs inside a checkpointed block) are not
+seen. On CUDA the caching allocator knows it all.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -30,7 +31,7 @@ from zbsolve.executor.clock import Clock, clock_of
 from zbsolve.executor.held import held_bytes, storage_bytes
 from zbsolve.executor.link import measure_link
 from zbsolve.executor.stagework import StageWork, Tensors, tensors_of
-from zbsolve.executor.target import LossFn, Sample, check_target, load_target, root_cause, users_code
+from zbsolve.executor.target import LossFn, Sample, check_target, load_target, users_code
 from zbsolve.profile import Profile, ProfileSource, StageCost, StageSpread
 from zbsolve.units import whole_amount
 
@@ -49,6 +50,7 @@ def measure_profile(
     warmup: int = 3,
     device: str | torch.device | None = None,
     threads: int | None = 1,
+    clock: Literal["wall", "processor"] = "wall",
     optimizer_copies: int = 2,
     name: str = "",
 ) -> Profile:
@@ -69,6 +71,10 @@ def measure_profile(
         Where to measure; the stages are moved there. Default: where they are.
     threads
         Threads of each operation on the CPU, as many as each rank will have; None for torch's own choice.
+    clock
+        On the CPU: ``"wall"``, or ``"processor"`` for the time that the processor worked for this process.
+        The latter leaves out other programs on a busy machine, and whatever a stage waits for; it
+        needs one thread.
     optimizer_copies
         Tensors of the parameters' size that the optimizer keeps; 2 for Adam.
     name
@@ -94,6 +100,11 @@ def measure_profile(
     whole_amount(optimizer_copies, "optimizer_copies", error=InvalidInput)
     if threads is not None and whole_amount(threads, "threads", error=InvalidInput) < 1:
         raise InvalidInput("threads must be at least 1")
+    if clock not in ("wall", "processor"):
+        raise InvalidInput(f"the clock is 'wall' or 'processor', got {clock!r}")
+    if clock == "processor" and threads != 1:
+        raise InvalidInput("processor time adds up over threads, so measuring by it needs threads=1")
+    processor = clock == "processor"
     where = _device(device, modules, inputs)
     for module in modules:
         module.to(where)
@@ -103,8 +114,8 @@ def measure_profile(
     with _quiet(modules, where, threads):
         used_threads = torch.get_num_threads()
         stages_met = list(zip(works, borders(works, entering), strict=True))
-        laps, waiting = _time(stages_met, clock_of(where), repeats, warmup)
-        held, warnings = [], [_busy(waiting)] if where.type == "cpu" else []
+        laps, waiting = _time(stages_met, clock_of(where, processor=processor), repeats, warmup)
+        held, warnings = [], [_busy(waiting)] if where.type == "cpu" and not processor else []
         for work, border in stages_met:
             with users_code(f"stage {work.number} failed"):
                 warnings.append(_left_out_by_split(work, border))
@@ -125,7 +136,9 @@ def measure_profile(
     ]
     on_cpu = where.type == "cpu"
     notes = [
-        f"{used_threads} thread{'s' * (used_threads > 1)} for each operation" if on_cpu else "timed by CUDA events",
+        f"{clock} time, {used_threads} thread{'s' * (used_threads > 1)} for each operation"
+        if on_cpu
+        else "CUDA events",
         "torch's split backward, where B of stage 0 does nothing and its W runs the whole backward",
         "bytes held: saved tensors, inputs and outputs, storages once; workspace not measured"
         if on_cpu
@@ -175,7 +188,7 @@ def _busy(waiting: float) -> str:
 def _one_round(work: StageWork, border: Border, clock: Clock) -> dict[str, list[int]]:
     """F B W, then F and the fused backward, on fresh inputs."""
     marks = []
-    with users_code(f"split backward of stage {work.number} failed"), _hint_for_views(work.number):
+    with users_code(f"split backward of stage {work.number} failed"):
         leaves = border.leaves()
         clock.settle()
         marks.append(clock.mark())
@@ -251,19 +264,6 @@ def _quiet(modules: Sequence[torch.nn.Module], device: torch.device, threads: in
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-
-
-@contextmanager
-def _hint_for_views(stage: int) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if "detach views in-place" in str(root_cause(error)):
-            raise InvalidInput(
-                f"stage {stage} returns a view, and torch cannot split the backward of such a stage; "
-                "return output.clone() from it"
-            ) from error
-        raise
 
 
 def _forget_gradients(module: torch.nn.Module) -> None:

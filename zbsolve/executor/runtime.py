@@ -188,7 +188,12 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            # the others must not wait for a rank that leaves early
+            for rank in self.ranks:
+                rank.endpoint.failed(f"{type(error).__name__}: {error}")
+            self.transport.abort()
         self.close()
 
     def step(self, batch: Any = None, target: Any = None) -> torch.Tensor | None:

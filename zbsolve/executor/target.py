@@ -27,6 +27,14 @@ Sample: TypeAlias = "tuple[Inputs, torch.Tensor]"
 LossFn: TypeAlias = "Callable[..., torch.Tensor]"
 Target: TypeAlias = "tuple[tuple[torch.nn.Module, ...], Sample, LossFn]"
 
+_KNOWN = {
+    "detach views in-place": "it returns a view, and torch cannot split the backward of such a stage; return "
+    "output.clone() from it",
+    "leaf Variable that requires grad is being used in an in-place": "it changes its input in place, which torch's "
+    "pipelining does not allow; set inplace=False there",
+}
+"""What errors of torch mean here."""
+
 _FORM = "write MODULE:FUNCTION or path/to/file.py:FUNCTION"
 
 
@@ -101,7 +109,9 @@ def users_code(what: str) -> Iterator[None]:
         if isinstance(error, GeneratorExit):
             raise
         root = root_cause(error)
-        raise InvalidInput(f"{what}: {type(root).__name__}: {str(root).strip()}{_place(root)}") from error
+        known = [meaning for words, meaning in _KNOWN.items() if words in str(root)]
+        text = known[0] if known else f"{type(root).__name__}: {str(root).strip()}"
+        raise InvalidInput(f"{what}: {text}{_place(root)}") from error
 
 
 def root_cause(error: BaseException) -> BaseException:

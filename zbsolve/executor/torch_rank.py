@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gc
+import inspect
 import json
 import logging
 import sys
@@ -52,14 +53,17 @@ class _Schedule:
         if self._last:
             _refuse_unordered_losses(self._runtime.pipeline_order[rank], len(modules) - 1, path)
         self.losses: list[torch.Tensor] = []
+        # what the last stage returned would only be collected; older versions always do
+        takes = inspect.signature(self._runtime.step).parameters
+        self._options: dict[str, Any] = {"return_outputs": False} if "return_outputs" in takes else {}
 
     def step(self, batch: Sample) -> None:
         inputs, target = batch
         arguments = (inputs if isinstance(inputs, tuple) else (inputs,)) if self._first else ()
         if self._last:
-            self._runtime.step(*arguments, target=target, losses=self.losses, return_outputs=False)
+            self._runtime.step(*arguments, target=target, losses=self.losses, **self._options)
         else:
-            self._runtime.step(*arguments, return_outputs=False)
+            self._runtime.step(*arguments, **self._options)
 
     def forget_gradients(self) -> None:
         for module in self.modules.values():
@@ -128,10 +132,15 @@ def _own_stages(path: str, rank: int) -> list[int]:
     with Path(path).open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     actions = [_Action.from_str(cell) for cell in rows[rank] if cell.strip()] if rank < len(rows) else []
-    own = sorted({a.stage_index for action in actions for a in (action.sub_actions or (action,))})
+    own = sorted({a.stage_index for action in actions for a in _parts(action)})
     if not own:
         raise InvalidInput(f"{path} has no operation for rank {rank}")
     return own
+
+
+def _parts(action: _Action) -> tuple[_Action, ...]:
+    """Two operations that run together are one action in torch, in versions that have them."""
+    return tuple(getattr(action, "sub_actions", None) or (action,))
 
 
 def _refuse_unordered_losses(row: list[_Action | None], last: int, path: str) -> None:
@@ -140,7 +149,7 @@ def _refuse_unordered_losses(row: list[_Action | None], last: int, path: str) ->
         a.microbatch_index
         for action in row
         if action is not None
-        for a in (action.sub_actions or (action,))
+        for a in _parts(action)
         if a.stage_index == last and a.computation_type == _ComputationType.FORWARD
     ]
     if forwards != sorted(forwards, key=lambda j: -1 if j is None else j):

@@ -24,7 +24,7 @@ from zbsolve.simulate import simulate
 from zbsolve.solution import Metrics
 from zbsolve.timetable import Order, TimedOp, Timetable
 
-__all__ = ["FORMAT", "merged", "torch_rows", "write_torch_csv"]
+__all__ = ["FORMAT", "merged", "numbered_by_loss", "torch_rows", "write_torch_csv"]
 
 FORMAT = "zbsolve.torch-csv/1"
 """Kind and version of the file written beside a CSV."""
@@ -75,6 +75,23 @@ def _split_again(rows: tuple[tuple[TimedOp, ...], list[TimedOp]], apart: set[Op]
     ]
 
 
+def numbered_by_loss(problem: Problem, order: Order) -> tuple[Order, tuple[int, ...]]:
+    """The order with microbatches numbered as the last stage runs its forwards, and the number each had before.
+
+    torch hands the n-th loss it computes to microbatch n, whatever the CSV says, so any other numbering
+    gives wrong gradients. Here the microbatches cost the same, so another number for each changes nothing else.
+    """
+    last = problem.placement.stages - 1
+    forwards = [op for row in order.rows for op in row if op.kind is Kind.FORWARD and op.stage == last]
+    before = tuple(op.microbatch for op in forwards if op.microbatch is not None)
+    number = {microbatch: position for position, microbatch in enumerate(before)}
+    rows = tuple(
+        tuple(Op(op.kind, op.stage, None if op.microbatch is None else number[op.microbatch]) for op in row)
+        for row in order.rows
+    )
+    return Order(rows), before
+
+
 def torch_rows(order: Order) -> list[list[str]]:
     """The cells of the CSV, one row a rank, such as ``["0F0", "0F1", "0I0", "0W0", ...]``."""
     return [[f"{op.stage}{_LETTERS[op.kind]}{op.microbatch}" for op in row] for row in order.rows]
@@ -106,8 +123,9 @@ def write_torch_csv(timetable: Timetable, path: str | os.PathLike[str]) -> tuple
     beside = csv.with_name(csv.name + ".json")
     ensure_writable(beside)
     planned = metrics(timetable)
-    order = merged(timetable)
-    about = _about(timetable, order, planned, csv.name)
+    emitted = merged(timetable)
+    about = _about(timetable, emitted, planned, csv.name)
+    order, _ = numbered_by_loss(timetable.problem, emitted)
     write_atomic(csv, "".join(",".join(row) + "\n" for row in torch_rows(order)).encode())
     write_atomic(beside, about)
     return csv, beside
@@ -127,6 +145,7 @@ def _about(timetable: Timetable, emitted: Order, planned: Metrics, csv: str) -> 
     problem, order = timetable.problem, timetable.order
     placement = problem.placement
     run = planned if emitted == order else metrics(simulate(problem, emitted))
+    _, before = numbered_by_loss(problem, emitted)
     fields: dict[str, Any] = {
         "format": FORMAT,
         "csv": csv,
@@ -142,6 +161,7 @@ def _about(timetable: Timetable, emitted: Order, planned: Metrics, csv: str) -> 
         "merged_backwards": sum(map(len, order.rows)) - sum(map(len, emitted.rows)),
         "emitted_period_ns": run.period_ns,
         "emitted_makespan_ns": run.makespan_ns,
+        "microbatch_in_timetable": list(before),
         "digest": problem.digest,
         "torch": {
             "class": "torch.distributed.pipelining.schedules._PipelineScheduleRuntime",

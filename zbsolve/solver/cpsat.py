@@ -50,9 +50,9 @@ class Limits:
     seconds
         Wall time.
     deterministic
-        Its own measure of work; None for no limit. With one, a run is reproducible.
+        Its own measure of work; None for no limit. With one, a run uses a single thread and is reproducible.
     workers
-        Threads.
+        Threads otherwise.
     seed
         Of its random choices.
     """
@@ -91,6 +91,7 @@ def improve(
     bound_ns: int,
     limits: Limits,
     on_sequence: Callable[[list[int]], None],
+    on_bound: Callable[[int], None] = lambda _: None,
 ) -> Outcome:
     """Search for a better order and a better bound.
 
@@ -108,6 +109,8 @@ def improve(
         When to stop.
     on_sequence
         Told of each order found, as a sequence; it has to be timed and its memory looked at.
+    on_bound
+        Told of each better bound, in ns.
     """
     from ortools.sat.python import cp_model
 
@@ -120,20 +123,26 @@ def improve(
             begin = [self.value(v) for v in starts]
             on_sequence(_sequence(rounded, sequence, begin))
 
+    best = bound_ns
+
+    def prove(bound: float) -> None:
+        nonlocal best
+        if math.isfinite(bound) and (proven := unit * math.ceil(bound - 1e-6)) > best:
+            best = proven
+            on_bound(best)
+
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.01, limits.seconds)
-    solver.parameters.num_workers = limits.workers
     solver.parameters.random_seed = limits.seed % 2**31
+    solver.parameters.num_workers = limits.workers
     if limits.deterministic is not None:
         solver.parameters.max_deterministic_time = limits.deterministic
-        solver.parameters.interleave_search = True
+        solver.parameters.num_workers = 1
+    solver.best_bound_callback = prove
     status = solver.solve(model, Listener())
-    bound = bound_ns
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
-        proven = solver.best_objective_bound
-        if math.isfinite(proven):
-            bound = max(bound_ns, unit * math.ceil(proven - 1e-6))
-    return Outcome(bound, float(solver.response_proto.deterministic_time), exact)
+        prove(solver.best_objective_bound)
+    return Outcome(best, float(solver.response_proto.deterministic_time), exact)
 
 
 def _unit(arrays: Arrays, value_ns: int) -> tuple[int, bool]:

@@ -67,8 +67,9 @@ def run_tasks(
             if stop():
                 return
         return
-    crew = _Crew(tasks, max(1, min(workers, len(tasks))), deadline)
+    crew = _Crew(deadline)
     try:
+        crew.start(tasks, max(1, min(workers, len(tasks))))
         for number, find in _sorted(crew.finds(), len(tasks)) if in_order else crew.finds():
             hand(number, find)
             if stop():
@@ -97,17 +98,23 @@ def _sorted(finds: Iterator[tuple[int, Find]], count: int) -> Iterator[tuple[int
 class _Crew:
     """The processes of one call and the threads that listen to them."""
 
-    def __init__(self, tasks: Sequence[Task], workers: int, deadline: float) -> None:
+    def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.heard: queue.SimpleQueue[tuple[int, Find] | None] = queue.SimpleQueue()
         self.workers: list[subprocess.Popen[bytes]] = []
+        self.listeners: list[threading.Thread] = []
+
+    def start(self, tasks: Sequence[Task], workers: int) -> None:
+        """Start the processes, each with its share of the tasks."""
         start = f"import sys; sys.path[:] = {sys.path!r}; from zbsolve.solver.worker import main; main()"
-        end = time.time() + max(0.0, deadline - time.perf_counter())
+        end = time.time() + max(0.0, self.deadline - time.perf_counter())
         for worker in range(workers):
             process = subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self.workers.append(process)
             numbered = list(enumerate(tasks))[worker::workers]
-            threading.Thread(target=self._listen, args=(process, (end, numbered)), daemon=True).start()
+            listener = threading.Thread(target=self._listen, args=(process, (end, numbered)), daemon=True)
+            self.listeners.append(listener)
+            listener.start()
 
     def _listen(self, process: subprocess.Popen[bytes], message: object) -> None:
         assert process.stdin is not None
@@ -138,6 +145,8 @@ class _Crew:
         """End every worker that still runs."""
         for process in self.workers:
             process.kill()
+        for listener in self.listeners:
+            listener.join()
         for process in self.workers:
             process.wait()
             for stream in (process.stdin, process.stdout):

@@ -15,10 +15,10 @@ from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.kernels import Arrays, makespan, period, sequence_of
-from zbsolve.solver.pool import fits
+from zbsolve.solver.pool import Entry, Pool, fits
 from zbsolve.timetable import Order
 
-__all__ = ["fuse"]
+__all__ = ["Fuser", "fuse"]
 
 
 def fuse(problem: Problem, order: Order, budget: Budget) -> tuple[int, Order]:
@@ -93,7 +93,7 @@ class _Trial:
 
     def candidates(self) -> list[int]:
         """The B's with their own W right behind them whose fused form takes no more time, in order of time."""
-        whole = self._whole()
+        self.whole = whole = self._whole()
         duration = self.arrays.duration
         found = set()
         for row in self.rows:
@@ -105,22 +105,17 @@ class _Trial:
     def _whole(self) -> dict[int, tuple[int, int, int]]:
         """Duration, start and end bytes of the fused backward of each B."""
         graph = self.arrays.graph
-        stage, microbatch = graph.stage.tolist(), graph.microbatch.tolist()
-        ops = [
-            [
-                op
-                for node in row
-                if node not in self._weights
-                for op in (
-                    [Op(Kind.BACKWARD, stage[node], microbatch[node])] if node in self.weight_of else [graph.op(node)]
-                )
-            ]
-            for row in self.rows
-        ]
+        weights = set(self.weight_of.values())
+        ops = []
+        for row in self.rows:
+            kept = [(node, graph.op(node)) for node in row if node not in weights]
+            ops.append(
+                [Op(Kind.BACKWARD, op.stage, op.microbatch) if node in self.weight_of else op for node, op in kept]
+            )
         fused = OpGraph.build(self.problem, ops)
-        self._effect = {
-            (s, j): effect
-            for k, s, j, *effect in zip(
+        effects = {
+            (stage, microbatch): (duration, start, end)
+            for kind, stage, microbatch, duration, start, end in zip(
                 fused.kind.tolist(),
                 fused.stage.tolist(),
                 fused.microbatch.tolist(),
@@ -129,22 +124,17 @@ class _Trial:
                 fused.end_bytes.tolist(),
                 strict=True,
             )
-            if KINDS[k] is Kind.BACKWARD
+            if KINDS[kind] is Kind.BACKWARD
         }
-        return {b: tuple(self._effect[stage[b], microbatch[b]]) for b in self.weight_of}
-
-    @property
-    def _weights(self) -> set[int]:
-        return set(self.weight_of.values())
+        return {b: effects[int(graph.stage[b]), int(graph.microbatch[b])] for b in self.weight_of}
 
     def accept(self, group: list[int]) -> bool:
         """Fuse these pairs unless that makes the order worse or breaks the memory limit."""
         a = self.arrays
         kept = [(n, a.duration[n], a.start_bytes[n], a.end_bytes[n]) for b in group for n in (b, self.weight_of[b])]
-        stage, microbatch = a.graph.stage, a.graph.microbatch
         for b in group:
             w = self.weight_of[b]
-            a.duration[b], a.start_bytes[b], a.end_bytes[b] = self._effect[int(stage[b]), int(microbatch[b])]
+            a.duration[b], a.start_bytes[b], a.end_bytes[b] = self.whole[b]
             a.duration[w] = a.start_bytes[w] = a.end_bytes[w] = 0
         ranks = {a.rank[b] for b in group}
         self._weigh(ranks)
@@ -177,3 +167,31 @@ class _Trial:
                 ops.append(Op(Kind.BACKWARD, op.stage, op.microbatch) if node in self.fused else op)
             rows.append(tuple(ops))
         return Order(tuple(rows))
+
+
+class Fuser:
+    """Fuses orders of a pool, each once.
+
+    Parameters
+    ----------
+    pool
+        Where orders come from and go to.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self._seen: list[Entry] = []
+
+    def best(self, count: int, budget: Budget) -> None:
+        """Add the fused forms of the best orders: the best fused ones are rarely the very best before."""
+        known = set(map(id, self._seen))
+        for entry in list(self.pool.entries[:count]):
+            if budget.over or self.pool.incumbent.done:
+                return
+            if id(entry) in known:
+                continue
+            self._seen.append(entry)
+            _, order = fuse(self.pool.problem, entry.order, budget)
+            made = self.pool.add_order(order, f"{entry.method}, fused")
+            if made is not None:
+                self._seen.append(made)

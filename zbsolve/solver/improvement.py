@@ -25,13 +25,13 @@ _SHORTEST_S, _SHORTEST_STEPS = 0.25, 2_000
 _CREW_S = 3.0
 """A phase shorter than this is over before worker processes have paid for their start."""
 
-_CREW_STEPS = 20_000
+_CREW_STEPS = 8_000
 
 _CPSAT_NODES = 3_000
 """Beyond this many operations CP-SAT does not get through its preparations."""
 
-_CPSAT_S = 4.0
-"""The same for a share of time."""
+_CPSAT_S, _CPSAT_STEPS = 4.0, 5_000
+"""In a share below this it does not either."""
 
 
 class Improver:
@@ -107,7 +107,7 @@ class Improver:
                 best[number] = find
                 entry = Entry(find.value_ns or 0, task.arrays, find.sequence, method)
                 self.pool.incumbent.offer(entry.value_ns, lambda: entry.order, method)
-            else:
+            elif isinstance(find, Proof):
                 budget.spend(find.steps)
 
         run_tasks(
@@ -128,7 +128,8 @@ class Improver:
         """Hand the best order to CP-SAT, in a process of its own."""
         entry = self.pool.entries[0]
         steps = budget.steps_left
-        if len(entry.sequence) > _CPSAT_NODES or (steps is None and budget.seconds_left < _CPSAT_S):
+        short = budget.seconds_left < _CPSAT_S if steps is None else steps < _CPSAT_STEPS
+        if short or len(entry.sequence) > _CPSAT_NODES:
             return
         task = Prove(
             arrays=entry.arrays,
@@ -138,7 +139,7 @@ class Improver:
             bound_ns=self.pool.incumbent.bound.value_ns,
             seconds=None,
             deterministic=None if steps is None else steps / STEPS_PER_DETERMINISTIC_SECOND,
-            workers=max(8, self.workers) if steps is None and self.workers > 1 else self.workers,
+            workers=self.workers,
             seed=self.seed,
             method="CP-SAT",
         )
@@ -146,7 +147,8 @@ class Improver:
         def hand(_: int, find: Find) -> None:
             if isinstance(find, Proof):
                 budget.spend(int(find.deterministic * STEPS_PER_DETERMINISTIC_SECOND))
-                self._prove(task, find)
+            if not isinstance(find, Found):
+                self._prove(task, find.bound_ns)
                 return
             sequence = sequence_of(task.arrays, rows_of(task.arrays, find.sequence))
             if sequence is not None and fits(task.arrays, sequence):
@@ -162,7 +164,7 @@ class Improver:
             stop=lambda: self.pool.incumbent.done,
         )
 
-    def _prove(self, task: Prove, proof: Proof) -> None:
+    def _prove(self, task: Prove, bound_ns: int) -> None:
         """Take a bound over, if it holds for every choice of fused and split, not for this one's alone."""
         if self.node_sets.speaks_for_all(task.arrays.graph):
-            self.pool.incumbent.prove(Bound(proof.bound_ns, "CP-SAT"))
+            self.pool.incumbent.prove(Bound(bound_ns, "CP-SAT"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from zbsolve.solution import Bound
 from zbsolve.timetable import Order
 
-__all__ = ["Incumbent", "Progress"]
+__all__ = ["Incumbent", "Progress", "relative_gap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,13 @@ class Progress:
     gap: float
     method: str
     bound: str
+
+
+def relative_gap(value_ns: int, bound_ns: int) -> float:
+    """Value / bound - 1; infinite above a bound of 0."""
+    if value_ns == bound_ns:
+        return 0.0
+    return value_ns / bound_ns - 1 if bound_ns else math.inf
 
 
 class Incumbent:
@@ -69,7 +77,7 @@ class Incumbent:
     @property
     def gap(self) -> float:
         """Value / bound - 1."""
-        return self.value_ns / self.bound.value_ns - 1
+        return relative_gap(self.value_ns, self.bound.value_ns)
 
     @property
     def done(self) -> bool:

@@ -1,7 +1,7 @@
 """Timing of an order given as a sequence: every node after what it needs, rows implied by ranks.
 
-These functions touch nothing but lists of integers, so that a compiler can take them as they are.
-They agree with `zbsolve.simulate.Timer`, which explains the period; they only are lighter.
+They agree with `zbsolve.simulate.Timer`, which explains the period; they only are lighter: a sequence
+needs no row links, since a rank is free when its last operation so far has ended.
 """
 
 from __future__ import annotations
@@ -169,34 +169,42 @@ def period(arrays: Arrays, sequence: Sequence[int], release: Sequence[int] | Non
     release
         A guess of the release vector, such as that of a similar order.
     """
-    busy = arrays.busy
     value = max(arrays.work)
     x = [0] * arrays.ranks if release is None else list(release)
+    # why `raised` is needed: see zbsolve.simulate
+    raised: dict[int, tuple[int, int]] = {}
     while True:
         last, source = _sweep_with_source(arrays, sequence, x)
-        value = max(value, _cycle_mean(busy, x, last, source))
+        hangs = {r: (source[r], last[r] - x[source[r]]) for r in arrays.busy}
+        mean = _cycle_mean(hangs)
+        if mean > value:
+            value, raised = mean, {}
         later = list(x)
-        for r in busy:
-            later[r] = max(x[r], last[r] - value)
+        for r, path in hangs.items():
+            if last[r] - value > x[r]:
+                later[r], raised[r] = last[r] - value, path
         if later == x:
             low = min(x)
             return value, [t - low for t in x]
-        x = later
+        mean = _cycle_mean(raised)
+        if mean > value:
+            value, raised = mean, {}
+        else:
+            x = later
 
 
-def _cycle_mean(busy: list[int], release: list[int], last: list[int], source: list[int]) -> int:
-    """The greatest mean, rounded up, of the cycles among ranks that hang on each other."""
+def _cycle_mean(path_to: dict[int, tuple[int, int]]) -> int:
+    """The greatest mean, rounded up, of the cycles among (rank it comes from, length), one a rank."""
     best = 0
     seen: dict[int, int] = {}
-    for root in busy:
+    for root in path_to:
         path: list[int] = []
         r = root
-        while r not in seen:
+        while r in path_to and r not in seen:
             seen[r] = root
             path.append(r)
-            r = source[r]
-        if seen[r] == root:
+            r = path_to[r][0]
+        if seen.get(r) == root:
             cycle = path[path.index(r) :]
-            length = sum(last[q] - release[source[q]] for q in cycle)
-            best = max(best, -(-length // len(cycle)))
+            best = max(best, -(-sum(path_to[q][1] for q in cycle) // len(cycle)))
     return best

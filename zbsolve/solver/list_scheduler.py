@@ -175,19 +175,25 @@ def _in_flight(p: Pattern, asked: Sequence[int]) -> list[int]:
 
 
 class _Admission:
-    """Room for the oldest unfinished microbatch, where a rank has several chunks or routes."""
+    """Room for every microbatch in flight to end, one after the other, where chunks, routes or operations differ."""
 
     def __init__(self, p: Pattern) -> None:
         self.p = p
         count = 1 + max(max(m) for m in p.microbatches)
-        self.held = [[0] * count for _ in range(p.ranks)]
-        self.total = [0] * p.ranks
-        self.left = [[0] * count for _ in range(p.ranks)]
-        self.oldest = [0] * p.ranks
+        # by rank and microbatch: bytes held now, bytes once all forwards have run, bytes needed beyond, steps to go
+        self.held, self.full, self.extra, self.left = ([[0] * count for _ in range(p.ranks)] for _ in range(4))
+        self.oldest, self.newest = [0] * p.ranks, [0] * p.ranks
+        self.forward = [-1] * p.classes
         for c, r in enumerate(p.rank):
-            if p.kind[c] != _BACKWARD_WEIGHT:
-                for j in p.microbatches[c]:
-                    self.left[r][j] += 1
+            if p.kind[c] == _BACKWARD_WEIGHT:
+                continue
+            net = p.start_bytes[c] + p.end_bytes[c] if p.kind[c] == _FORWARD else 0
+            if p.kind[c] == _FORWARD:
+                self.forward[p.partner[c]] = c
+            for j in p.microbatches[c]:
+                self.left[r][j] += 1
+                self.full[r][j] += net
+                self.extra[r][j] = max(self.extra[r][j], p.start_bytes[c] - net)
         for r in range(p.ranks):
             self._advance(r)
 
@@ -198,24 +204,27 @@ class _Admission:
 
     def admits(self, c: int, k: int) -> bool:
         p, r = self.p, self.p.rank[c]
-        oldest = self.oldest[r]
-        if p.microbatches[c][k] == oldest:
+        asked = p.microbatches[c][k]
+        oldest, held, full, extra = self.oldest[r], self.held[r], self.full[r], self.extra[r]
+        if asked == oldest:
             return True
-        others = self.total[r] - self.held[r][oldest]
-        taken = p.start_bytes[c] + p.end_bytes[c]
-        return p.base[r] + others + taken + p.held[r] + p.spare[r] <= p.limit[r]
+        room = p.limit[r] - p.base[r]
+        behind = 0
+        for j in range(max(asked, self.newest[r]), oldest - 1, -1):
+            if j in (oldest, asked) or held[j]:
+                if behind + full[j] + extra[j] > room:
+                    return False
+                behind += held[j] + (p.start_bytes[c] + p.end_bytes[c] if j == asked else 0)
+        return True
 
     def commit(self, c: int, k: int) -> None:
         p, r = self.p, self.p.rank[c]
         if p.kind[c] == _BACKWARD_WEIGHT:
             return
         j = p.microbatches[c][k]
-        if p.kind[c] == _FORWARD:
-            change = p.start_bytes[c] + p.end_bytes[c]
-        else:
-            forward = p.partner.index(c)
-            change = -(p.start_bytes[forward] + p.end_bytes[forward])
-        self.held[r][j] += change
-        self.total[r] += change
+        own = c if p.kind[c] == _FORWARD else self.forward[c]
+        change = p.start_bytes[own] + p.end_bytes[own]
+        self.held[r][j] += change if own == c else -change
+        self.newest[r] = max(self.newest[r], j)
         self.left[r][j] -= 1
         self._advance(r)

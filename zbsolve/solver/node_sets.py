@@ -1,7 +1,8 @@
-"""Which stages run their backward fused: the choice that decides what operations there are."""
+"""Which backwards run fused: the choice that decides what operations there are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,7 +23,7 @@ _BACKWARD = KINDS.index(Kind.BACKWARD)
 
 @dataclass(eq=False)
 class NodeSet:
-    """The operations with the backwards of some stages fused, in the two forms schedulers read."""
+    """The operations with some backwards fused, in the two forms schedulers read."""
 
     graph: OpGraph
 
@@ -51,6 +52,8 @@ class NodeSets:
         The stages whose fused backward takes less time than its two halves.
     must
         The stages where only the fused backward fits the memory at all.
+    matters
+        True if fusing may gain time or memory.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -58,23 +61,31 @@ class NodeSets:
         self.stages = range(problem.placement.stages)
         self.may_split, self.may_fuse = "split" in problem.allow, "fused" in problem.allow
         self._made: dict[frozenset[int], NodeSet] = {}
+        self.matters = False
         self.cheap, self.must = frozenset[int](), frozenset[int]()
         self._split_serves_all = False
         if self.may_split and self.may_fuse:
-            split, fused = self._build(frozenset()).graph, self._build(frozenset(self.stages)).graph
+            split, fused = self.get(frozenset()).graph, self.get(frozenset(self.stages)).graph
             self.cheap = _cheaper(split, fused)
             self.must = _only_fused_fits(split)
             self._split_serves_all = _split_serves_all(split, fused)
+            self.matters = not self._split_serves_all
 
-    def get(self, fused: frozenset[int]) -> NodeSet:
+    def get(self, stages: frozenset[int]) -> NodeSet:
         """The node set with these stages fused, as far as `allow` and the memory let one choose."""
         if not self.may_split:
-            fused = frozenset(self.stages)
+            stages = frozenset(self.stages)
         elif not self.may_fuse:
-            fused = frozenset()
+            stages = frozenset()
         else:
-            fused |= self.must
-        return self._build(fused)
+            stages |= self.must
+        if stages not in self._made:
+            self._made[stages] = self._build(lambda stage, _: stage in stages)
+        return self._made[stages]
+
+    def mixed(self, fused: Callable[[int, int], bool]) -> NodeSet:
+        """A node set with a choice for each stage and microbatch; only where both forms are allowed."""
+        return self._build(lambda stage, microbatch: stage in self.must or fused(stage, microbatch))
 
     def speaks_for_all(self, graph: OpGraph) -> bool:
         """True if no other choice of fused and split can beat the best order of this graph.
@@ -86,20 +97,15 @@ class NodeSets:
             return True
         return self._split_serves_all and not np.any(graph.kind == _BACKWARD)
 
-    def _build(self, fused: frozenset[int]) -> NodeSet:
-        if fused not in self._made:
-            self._made[fused] = NodeSet(OpGraph.build(self.problem, self._operations(fused)))
-        return self._made[fused]
-
-    def _operations(self, fused: frozenset[int]) -> list[list[Op]]:
+    def _build(self, fused: Callable[[int, int], bool]) -> NodeSet:
         rows: list[list[Op]] = [[] for _ in range(self.problem.placement.ranks)]
         for stage in self.stages:
-            both = (Kind.BACKWARD,) if stage in fused else (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
-            for kind in (Kind.FORWARD, *both):
-                for microbatch in range(self.problem.microbatches):
-                    op = Op(kind, stage, microbatch)
-                    rows[self.problem.rank_of(op)].append(op)
-        return rows
+            for microbatch in range(self.problem.microbatches):
+                whole = fused(stage, microbatch)
+                both = (Kind.BACKWARD,) if whole else (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+                row = rows[self.problem.rank_of(Op(Kind.FORWARD, stage, microbatch))]
+                row += [Op(kind, stage, microbatch) for kind in (Kind.FORWARD, *both)]
+        return NodeSet(OpGraph.build(self.problem, rows))
 
 
 def _cheaper(split: OpGraph, fused: OpGraph) -> frozenset[int]:

@@ -24,6 +24,9 @@ _FORWARD = KINDS.index(Kind.FORWARD)
 _BACKWARD_WEIGHT = KINDS.index(Kind.BACKWARD_WEIGHT)
 _LATE = 1e17
 
+_RULES_A_SET = 4
+"""Random rules tried on one choice of fused and split, which takes a few schedules' time to build."""
+
 _GREEDY_NODES = 60_000
 """Beyond this many operations the published greedy takes longer than what it could give is worth."""
 
@@ -89,8 +92,11 @@ def add_plain(pool: Pool, node_sets: NodeSets, budget: Budget) -> None:
 
 def add_random(pool: Pool, node_sets: NodeSets, budget: Budget, rng: random.Random) -> None:
     """Add what random rules give until the budget is over."""
+    tried = 0
     while not (pool.incumbent.done or budget.over):
-        node_set = _random_set(node_sets, rng)
+        if tried % _RULES_A_SET == 0:
+            node_set = _random_set(node_sets, rng)
+        tried += 1
         _try(pool, node_set, random_rule(node_set.pattern, rng), "list scheduler, random rule", budget)
 
 
@@ -108,16 +114,31 @@ def _plain_sets(node_sets: NodeSets) -> list[NodeSet]:
 
 
 def _random_set(node_sets: NodeSets, rng: random.Random) -> NodeSet:
+    """Nothing fused, or what is cheaper, or everything; or, where it matters, a choice for each microbatch."""
     draw = rng.random()
-    if draw < (0.35 if node_sets.cheap else 0.95):
+    if not node_sets.matters:
+        return node_sets.get(frozenset() if draw < 0.95 else frozenset(node_sets.stages))
+    if draw < 0.2:
         return node_sets.get(frozenset())
-    if draw < 0.6:
+    if draw < 0.4:
         return node_sets.get(node_sets.cheap)
-    if draw < 0.7 or not node_sets.cheap:
+    if draw < 0.5:
         return node_sets.get(frozenset(node_sets.stages))
-    cut = rng.randint(0, len(node_sets.stages))
-    part = {s for s in node_sets.cheap if (s < cut) == (draw < 0.85)}
-    return node_sets.get(frozenset(part))
+    stages, microbatches = len(node_sets.stages), node_sets.problem.microbatches
+    if draw < 0.65:
+        share = rng.choice((0.2, 0.5, 0.8))
+        table = [[rng.random() < share for _ in range(microbatches)] for _ in range(stages)]
+        return node_sets.mixed(lambda s, j: table[s][j])
+    # split where the pipeline fills or drains and there is time to wait in, fused between
+    slope, flat = rng.choice((-1.0, -0.5, 0.0, 0.5, 1.0)), rng.randint(0, 3)
+    first, last = rng.random() < 0.4, rng.random() < 0.8
+
+    def fused(stage: int, microbatch: int) -> bool:
+        depth = stage if slope < 0 else stages - 1 - stage
+        reach = abs(slope) * depth + flat
+        return not ((first and microbatch < reach) or (last and microbatches - 1 - microbatch < reach))
+
+    return node_sets.mixed(fused)
 
 
 def add_baselines(pool: Pool, budget: Budget) -> None:
@@ -125,7 +146,7 @@ def add_baselines(pool: Pool, budget: Budget) -> None:
     for method, order in _published(pool, budget):
         budget.spend(1)
         pool.add_order(order, method)
-        if pool.incumbent.done or budget.over:
+        if pool.incumbent.done or (budget.over and pool.incumbent.order is not None):
             return
 
 

@@ -28,10 +28,10 @@ from zbsolve.executor.transports.protocol import Stopped
 __all__ = ["Health"]
 
 _BEAT_S = 0.5
-_SILENT_S = 6.0
+_SILENT_S = 5.0
 _SUSPECT_SILENT_S = 2.0
-_GRACE_S = 2.5
-_LAST_WORDS_S = 1.0
+_GRACE_S = 1.5
+_LAST_WORDS_S = 0.5
 _GOODBYE_S = 30.0
 _GONE = "gone"
 
@@ -106,6 +106,7 @@ class Health:
     def stopped(self, peer: int, error: BaseException) -> BaseException:
         """What to raise where the connection to a rank broke: `Stopped`, once it is known who is to blame."""
         self._suspects.add(peer)
+        print("STOPPED",self.rank,peer,error,self._cause,time.monotonic(),self._thread.is_alive(),file=sys.stderr,flush=True)
         deadline = time.monotonic() + _SILENT_S
         while self._cause is None and time.monotonic() < deadline:
             time.sleep(_BEAT_S / 10)
@@ -134,6 +135,7 @@ class Health:
             try:
                 self._look()
                 misses = 0
+                print("LOOK",self.rank,self._seen,self._cause,time.monotonic(),file=sys.stderr,flush=True)
             except Exception as error:
                 # the store lives in one of the processes; without it nobody can be asked
                 misses += 1

@@ -4,7 +4,10 @@
 
     first microbatch    .grad = g          no copy, unless g is laid out otherwise than the parameter
     later ones          .grad += g         in place, in the order in which W's run
-    hooks on it         through autograd   so that they see and change what they always do
+
+A parameter can have hooks: some see the gradient before it is added (`register_hook`), some the
+parameter after (`register_post_accumulate_grad_hook`). A gradient that W computed goes through both.
+One that autograd computed in B has met the first sort there; the second waits for W.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import torch
 __all__ = ["accumulate"]
 
 
-def accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, *, hooked: bool = False) -> None:
     """Add `gradient` to ``parameter.grad``; call without grad mode.
 
     Parameters
@@ -23,11 +26,14 @@ def accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         A leaf that requires a gradient.
     gradient
         Of the parameter's shape; a lower precision (autocast) is brought to the parameter's.
+    hooked
+        Whether the hooks that see the gradient have seen it.
     """
     if gradient.dtype is not parameter.dtype:
         gradient = gradient.to(parameter.dtype)
-    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-        # the leaf itself as the root: only its accumulation runs, hooks included
+    after = parameter._post_accumulate_grad_hooks
+    if not hooked and (after or parameter._backward_hooks):
+        # the leaf itself as the root: only its accumulation runs, with all its hooks
         torch.autograd.backward((parameter,), (gradient,))
         return
     sofar = parameter.grad
@@ -38,3 +44,6 @@ def accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     else:
         # optimizers rely on a gradient that lies in memory as its parameter does
         parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    if after:
+        for hook in tuple(after.values()):
+            hook(parameter)

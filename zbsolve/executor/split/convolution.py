@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from zbsolve.executor.split.linear import lower
-from zbsolve.executor.split.queue import Gradients, WeightQueue
+from zbsolve.executor.split.waiting import Gradients, WeightQueue
 
-__all__ = ["ConvolutionSplit", "Geometry", "convolution_flops", "weigh_convolution"]
+__all__ = ["ConvolutionCall", "ConvolutionSplit", "Geometry", "convolution_flops", "weigh_convolution"]
+
+_backward = torch.ops.aten.convolution_backward.default
 
 
 class Geometry(NamedTuple):
@@ -33,65 +35,79 @@ class Geometry(NamedTuple):
     groups: int
 
 
+class ConvolutionCall(NamedTuple):
+    """One call of a convolution, apart from its input."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    queue: WeightQueue
+    geometry: Geometry
+    dtype: torch.dtype | None
+    """Autocast's precision, if it is on."""
+
+
 class ConvolutionSplit(torch.autograd.Function):
     """`torch.convolution` whose backward leaves the kernel's gradient to the queue."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        x: torch.Tensor,
-        _ticket: torch.Tensor,
-        parameters: tuple[torch.Tensor, torch.Tensor | None],
-        queue: WeightQueue,
-        geometry: Geometry,
-        dtype: torch.dtype | None,
-    ) -> torch.Tensor:
-        weight, bias = parameters
+    def forward(ctx: Any, x: torch.Tensor, _ticket: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
+        """Run F: compute y, and keep what B and W need."""
         ctx.set_materialize_grads(False)
-        ctx.queue = queue
-        ctx.parameters = parameters
-        ctx.geometry = geometry
-        ctx.dtype = dtype
-        ctx.save_for_backward(x.detach(), weight)
+        ctx.call = call
+        ctx.hands_back = x.requires_grad
+        weight, bias, _, geometry, dtype = call
+        if ctx.hands_back:
+            ctx.save_for_backward(x.detach(), weight)
+        else:
+            ctx.save_for_backward(x.detach())
         if dtype is not None:
             weight = lower(weight, dtype)
             bias = None if bias is None else lower(bias, dtype)
         return torch.convolution(x, weight, bias, *geometry)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
+        """Run B: hand back dx, and queue what W needs."""
         if dy is None:
-            return None, None, None, None, None, None
-        x, weight = ctx.saved_tensors
-        parameter, bias = ctx.parameters
+            return None, None, None
+        parameter, bias, queue, geometry, dtype = ctx.call
         dx = None
-        if ctx.needs_input_grad[0]:
-            at_work = weight if ctx.dtype is None else weight.to(ctx.dtype)
-            dx = torch.ops.aten.convolution_backward(dy, x, at_work, None, *ctx.geometry, (True, False, False))[0]
-        wanted = bias if bias is not None and bias.requires_grad else None
-        arguments = (x, dy, weight, wanted is not None, ctx.geometry, ctx.dtype)
-        ctx.queue.add(weigh_convolution, arguments, (parameter, wanted))
-        return dx, None, None, None, None, None
+        if ctx.hands_back:
+            x, weight = ctx.saved_tensors
+            if dtype is not None:
+                weight = weight.to(dtype)
+            dx = _backward(dy, x, weight, None, *geometry, (True, False, False))[0]
+        else:
+            (x,) = ctx.saved_tensors
+        if bias is not None and not bias.requires_grad:
+            bias = None
+        queue.add((weigh_convolution, (x, dy, geometry, dtype), (parameter, bias)))
+        return dx, None, None
 
 
 def weigh_convolution(
+    parameters: tuple[torch.Tensor, torch.Tensor | None],
     x: torch.Tensor,
     dy: torch.Tensor,
-    weight: torch.Tensor,
-    with_bias: bool,
     geometry: Geometry,
     dtype: torch.dtype | None,
 ) -> Gradients:
-    """Dw of the kernel's shape, and db of shape (channels out,) if wanted."""
+    """Compute dw of the kernel's shape, and db of shape (channels out,) if wanted."""
+    weight, bias = parameters
     # only the shape and the layout of the kernel matter here, not its values
     kernel = weight if dtype is None else torch.empty_like(weight, dtype=dtype)
-    channels = weight.shape[1] * geometry.groups if geometry.transposed else weight.shape[0]
-    _, dw, db = torch.ops.aten.convolution_backward(dy, x, kernel, (channels,), *geometry, (False, True, with_bias))
-    return dw, db if with_bias else None
+    channels = (weight.shape[1] * geometry.groups if geometry.transposed else weight.shape[0],)
+    return _backward(dy, x, kernel, channels, *geometry, (False, True, bias is not None))[1:]  # type: ignore[no-any-return]
 
 
-def convolution_flops(arguments: tuple[Any, ...]) -> int:
+def convolution_flops(
+    parameters: tuple[torch.Tensor, torch.Tensor | None],
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    geometry: Geometry,
+    _dtype: torch.dtype | None,
+) -> int:
     """Multiplications and additions of `weigh_convolution`."""
-    x, dy, weight, with_bias, geometry, _ = arguments
+    weight, bias = parameters
     moved = x if geometry.transposed else dy
-    return int(2 * moved.numel() * weight[0].numel() + (dy.numel() if with_bias else 0))
+    return 2 * moved.numel() * weight[0].numel() + (0 if bias is None else dy.numel())

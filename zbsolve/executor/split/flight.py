@@ -3,13 +3,13 @@
 ::
 
                  forward          B                W
-    inputs       leaves           gone (their .grad is handed back)
     edges        into the graph   gone: the graph dies with them
+    caught       empty            gradients of the inputs, handed back
     queue        empty            x, dy ...        gone
 
-The outputs themselves are not among it. Autograd can start from the *edge* that an output hangs on,
+Neither inputs nor outputs are among it. Autograd can start from the *edge* that an output hangs on,
 so the tensor that was sent to the next stage is free as soon as the receiver has it (unless some
-operation saved it for its own backward).
+operation saved it for its own backward), and the input as soon as no operation needs it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from zbsolve.errors import InvalidInput, RunError
-from zbsolve.executor.split.queue import WeightQueue
+from zbsolve.errors import InvalidInput
+from zbsolve.executor.split.held import Storages
+from zbsolve.executor.split.waiting import WeightQueue
 
 __all__ = ["Flight", "Root"]
 
@@ -29,18 +30,19 @@ __all__ = ["Flight", "Root"]
 class Root:
     """Where a backward starts for one output: its edge into the graph, and the shape of its gradient."""
 
-    __slots__ = ("device", "dtype", "edge", "shape")
+    __slots__ = ("device", "dtype", "edge", "is_loss", "shape")
 
-    def __init__(self, output: torch.Tensor) -> None:
+    def __init__(self, output: torch.Tensor, is_loss: bool) -> None:
+        self.is_loss = is_loss and not output.shape
         self.edge: GradientEdge = get_gradient_edge(output)
         self.shape = output.shape
         self.dtype = output.dtype
         self.device = output.device
 
     def gradient(self, given: torch.Tensor | None) -> torch.Tensor | None:
-        """The gradient to start with: the given one, 1 for a scalar without, None for others."""
+        """The gradient to start with: the given one, 1 for a loss without, None for others."""
         if given is None:
-            return torch.ones(self.shape, dtype=self.dtype, device=self.device) if not self.shape else None
+            return torch.ones((), dtype=self.dtype, device=self.device) if self.is_loss else None
         if given.shape != self.shape:
             raise InvalidInput(f"the gradient has shape {tuple(given.shape)}, its output {tuple(self.shape)}")
         return given
@@ -49,32 +51,39 @@ class Root:
 class Flight:
     """The state of one microbatch between its forward and its W.
 
-    Attributes
+    Parameters
     ----------
-    inputs
-        What the stage was called with; those that want a gradient are leaves of the graph.
-    roots
-        One for each output; None where it has no gradient.
+    wanted
+        Which inputs want a gradient.
     queue
         For W; None where the forward was not prepared for a split.
+
+    Attributes
+    ----------
+    caught
+        The gradients of the wanted inputs, once B has run.
+    inputs
+        Weak references to the memory of the inputs, where the stage is watched.
     """
 
-    __slots__ = ("inputs", "queue", "roots", "weights_wait")
+    __slots__ = ("caught", "inputs", "queue", "roots", "wanted", "weights_wait")
 
-    def __init__(self, inputs: Sequence[Any], queue: WeightQueue | None) -> None:
-        self.inputs: tuple[Any, ...] | None = tuple(inputs)
+    def __init__(self, wanted: Sequence[bool], queue: WeightQueue | None) -> None:
+        self.wanted = wanted
         self.queue = queue
-        self.roots: tuple[Root | None, ...] | None = None
+        self.caught: list[torch.Tensor | None] = []
+        self.roots: tuple[Root | None, ...] = ()
+        self.inputs: Storages | None = None
         self.weights_wait = False
 
-    def set_outputs(self, outputs: Sequence[Any]) -> None:
-        """Note where a backward will start."""
-        self.roots = tuple(Root(o) if isinstance(o, torch.Tensor) and o.requires_grad else None for o in outputs)
+    def set_outputs(self, outputs: Sequence[Any], *, are_losses: bool) -> None:
+        """Note where a backward will start, and whether the scalars are losses."""
+        self.roots = tuple(
+            Root(o, are_losses) if isinstance(o, torch.Tensor) and o.requires_grad else None for o in outputs
+        )
 
     def start(self, gradients: Sequence[torch.Tensor | None]) -> tuple[list[GradientEdge], list[torch.Tensor]]:
         """Take the edges and gradients of the outputs that have both; the graph is let go of."""
-        if self.roots is None:
-            raise RunError("its forward has not ended")
         if len(gradients) != len(self.roots):
             raise InvalidInput(f"{len(gradients)} gradients were given for {len(self.roots)} outputs")
         edges, starts = [], []
@@ -87,6 +96,6 @@ class Flight:
         return edges, starts
 
     def take_input_gradients(self) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of the inputs, None where none is wanted or none came; the inputs are let go of."""
-        inputs, self.inputs = self.inputs or (), None
-        return tuple(x.grad if isinstance(x, torch.Tensor) and x.requires_grad else None for x in inputs)
+        """The gradients of the inputs, None where none is wanted or none came."""
+        caught, self.caught, self.inputs = iter(self.caught), [], None
+        return tuple(next(caught, None) if want else None for want in self.wanted)

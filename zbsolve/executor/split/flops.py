@@ -17,11 +17,11 @@ from zbsolve.executor.split.norms import (
     weigh_rms_norm,
     weigh_scale,
 )
-from zbsolve.executor.split.queue import Entry
+from zbsolve.executor.split.waiting import Entry
 
 __all__ = ["deferred_flops", "fallback_flops", "positions_of"]
 
-_COUNTS: dict[Callable[..., Any], Callable[[tuple[Any, ...]], int]] = {
+_COUNTS: dict[Callable[..., Any], Callable[..., int]] = {
     weigh_linear: linear_flops,
     weigh_embedding: embedding_flops,
     weigh_convolution: convolution_flops,
@@ -33,8 +33,8 @@ _COUNTS: dict[Callable[..., Any], Callable[[tuple[Any, ...]], int]] = {
 
 
 def deferred_flops(entries: Iterable[Entry]) -> int:
-    """Floating-point operations that W will do for these entries; what B found needs none."""
-    return sum(_COUNTS[e.weigh](e.arguments) for e in entries if e.weigh in _COUNTS)
+    """Floating-point operations that W will do for these entries."""
+    return sum(_COUNTS[w](parameters, *arguments) for w, arguments, parameters in entries if w in _COUNTS)
 
 
 def fallback_flops(parameter: torch.Tensor, positions: int) -> int:

@@ -9,63 +9,88 @@
 Bitwise equality with autograd needs its choice of kernels, not its formulas alone: a contiguous
 input of any rank with a bias goes through one `addmm` on rows, everything else through `matmul`
 and an addition; and each product is taken in the order that suits the layout of what it is for.
+
+Under autocast B casts the weight again, where autograd would keep the cast one from F to B: a copy of
+all weights for every microbatch in flight.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from zbsolve.executor.split.queue import Gradients, WeightQueue
+from zbsolve.executor.split.waiting import Gradients, WeightQueue
 
-__all__ = ["LinearSplit", "linear_flops", "weigh_linear"]
+__all__ = ["LinearCall", "LinearSplit", "linear_flops", "lower", "weigh_linear"]
+
+
+class LinearCall(NamedTuple):
+    """One call of a `Linear`, apart from its input."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    queue: WeightQueue
+    dtype: torch.dtype | None
+    """Autocast's precision, if it is on."""
 
 
 class LinearSplit(torch.autograd.Function):
     """`functional.linear` whose backward leaves the weight gradient to the queue."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        x: torch.Tensor,
-        _ticket: torch.Tensor,
-        parameters: tuple[torch.Tensor, torch.Tensor | None],
-        queue: WeightQueue,
-        dtype: torch.dtype | None,
-    ) -> torch.Tensor:
-        weight, bias = parameters
+    def forward(ctx: Any, x: torch.Tensor, _ticket: torch.Tensor, call: LinearCall) -> torch.Tensor:
+        """Run F: compute y, and keep what B and W need."""
         ctx.set_materialize_grads(False)
-        ctx.queue = queue
-        ctx.parameters = parameters
-        ctx.dtype = dtype
+        ctx.call = call
+        ctx.shape = shape = x.shape
         # detached: x must not keep the graph behind it alive until W
-        if x.requires_grad:
-            ctx.save_for_backward(x.detach(), weight)
+        kept = x.detach()
+        if len(shape) != 2 and x.is_contiguous():
+            kept = kept.view(-1, shape[-1])
+        weight, bias, _, dtype = call
+        ctx.hands_back = x.requires_grad
+        if ctx.hands_back:
+            ctx.save_for_backward(kept, weight)
         else:
-            ctx.save_for_backward(x)
+            ctx.save_for_backward(kept)
         if dtype is not None:
             weight = lower(weight, dtype)
             bias = None if bias is None else lower(bias, dtype)
-        return functional.linear(x, weight, bias)
+        y = functional.linear(x, weight, bias)
+        # `linear` makes rows and views them; autograd lets nobody write into a view made in here, `relu_` say
+        return y.detach() if y._is_view() else y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
+        """Run B: hand back dx, and queue what W needs."""
         if dy is None:
-            return None, None, None, None, None
-        weight, bias = ctx.parameters
-        if not ctx.needs_input_grad[0]:
-            (x,) = ctx.saved_tensors
-            dx = None
-        else:
+            return None, None, None
+        parameter, bias, queue, dtype = ctx.call
+        shape = ctx.shape
+        flat = len(shape) == 2
+        rows = dy if flat else dy.reshape(-1, dy.shape[-1])
+        dx = None
+        if ctx.hands_back:
             x, weight = ctx.saved_tensors
-            if ctx.dtype is not None:
-                weight = weight.to(ctx.dtype)
-            dx = input_gradient(x, dy, weight)
-        wanted = bias if bias is not None and bias.requires_grad else None
-        ctx.queue.add(weigh_linear, (x, dy, weight.is_contiguous(), wanted is not None), (ctx.parameters[0], wanted))
-        return dx, None, None, None, None
+            if dtype is not None:
+                weight = weight.to(dtype)
+            if not flat:
+                dx = rows.mm(weight).view(*shape)
+            elif x.stride() == (1, shape[0]):
+                # x is the transpose of something contiguous, so make its gradient one too
+                dx = weight.t().mm(rows.t()).t()
+            else:
+                dx = rows.mm(weight)
+        else:
+            (x,) = ctx.saved_tensors
+        if bias is None or not bias.requires_grad:
+            queue.add((weigh_linear, (x, rows, None), (parameter, None)))
+        else:
+            # what the forward added by itself after `matmul` is summed over every dimension at once
+            queue.add((weigh_linear, (x, rows, rows if x.dim() == 2 else dy), (parameter, bias)))
+        return dx, None, None
 
 
 def lower(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -74,33 +99,31 @@ def lower(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return parameter.detach().to(dtype).requires_grad_()
 
 
-def rows(tensor: torch.Tensor) -> torch.Tensor:
-    """All positions as rows."""
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
+def weigh_linear(
+    parameters: tuple[torch.Tensor, torch.Tensor | None],
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    summed: torch.Tensor | None,
+) -> Gradients:
+    """Compute dW of shape (out, in), and db of shape (out,) if wanted.
 
-
-def input_gradient(x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """dx of y = x W' + b, of the shape of x."""
+    Parameters
+    ----------
+    parameters
+        Weight and bias.
+    x, dy
+        Input and output gradient as rows; x still with all its dimensions where it is not contiguous.
+    summed
+        The output gradient with the dimensions over which db is summed; None for no db.
+    """
     if x.dim() != 2:
-        return rows(dy).mm(weight).view(x.shape)
-    if x.stride() == (1, x.shape[0]):
-        # x is the transpose of something contiguous, so make its gradient one too
-        return weight.t().mm(dy.t()).t()
-    return dy.mm(weight)
-
-
-def weigh_linear(x: torch.Tensor, dy: torch.Tensor, row_major: bool, with_bias: bool) -> Gradients:
-    """DW of shape (out, in), and db of shape (out,) if wanted."""
-    flat_x, flat_dy = rows(x), rows(dy)
-    weight = flat_dy.t().mm(flat_x) if row_major else flat_x.t().mm(flat_dy).t()
-    if not with_bias:
+        x = x.reshape(-1, x.shape[-1])
+    weight = dy.t().mm(x) if parameters[0].is_contiguous() else x.t().mm(dy).t()
+    if summed is None:
         return weight, None
-    # what the forward added as one row after `matmul` is summed over every dimension at once
-    summed = flat_dy if x.is_contiguous() or x.dim() == 2 else dy
-    return weight, summed.sum_to_size(dy.shape[-1:])
+    return weight, dy.sum(0) if summed is dy else summed.sum_to_size(summed.shape[-1:])
 
 
-def linear_flops(arguments: tuple[Any, ...]) -> int:
+def linear_flops(_parameters: object, x: torch.Tensor, dy: torch.Tensor, summed: torch.Tensor | None) -> int:
     """Multiplications and additions of `weigh_linear`."""
-    x, dy, _, with_bias = arguments
-    return int(dy.numel() * (2 * x.shape[-1] + with_bias))
+    return int(dy.numel() * (2 * x.shape[-1] + (summed is not None)))

@@ -19,7 +19,7 @@ may not, it calls the module's own forward, whose weight gradient autograd then 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Protocol, TypeAlias
 
@@ -27,16 +27,27 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from zbsolve.executor.split.convolution import ConvolutionSplit, Geometry
-from zbsolve.executor.split.embedding import EmbeddingSplit
-from zbsolve.executor.split.linear import LinearSplit
-from zbsolve.executor.split.norms import GroupNormSplit, LayerNormSplit, RMSNormSplit, ScaleSplit
-from zbsolve.executor.split.queue import WeightQueue
+from zbsolve.executor.split.attention import attention_with
+from zbsolve.executor.split.convolution import ConvolutionCall, ConvolutionSplit, Geometry
+from zbsolve.executor.split.embedding import EmbeddingCall, EmbeddingSplit
+from zbsolve.executor.split.linear import LinearCall, LinearSplit
+from zbsolve.executor.split.norms import (
+    GroupNormCall,
+    GroupNormSplit,
+    LayerNormCall,
+    LayerNormSplit,
+    RMSNormCall,
+    RMSNormSplit,
+    ScaleCall,
+    ScaleSplit,
+)
+from zbsolve.executor.split.waiting import WeightQueue
 
-__all__ = ["KINDS", "Forward", "Place", "kind_of"]
+__all__ = ["KINDS", "NORMS", "Forward", "Place", "kind_of"]
 
 Forward: TypeAlias = "Callable[..., torch.Tensor]"
-Parameters: TypeAlias = "dict[str, torch.Tensor | None]"
+Kinds: TypeAlias = "dict[type[nn.Module], Callable[[Any, Forward, Place], Forward]]"
+Parameters: TypeAlias = "Mapping[str, torch.Tensor | None]"
 
 
 class Place(Protocol):
@@ -46,25 +57,40 @@ class Place(Protocol):
     ticket: torch.Tensor
 
 
-def may_split(queue: WeightQueue | None, x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
-    """Whether this very call can be split: someone trains, and nothing is of a class we do not know."""
+def may_split(x: torch.Tensor, first: torch.Tensor | None, second: torch.Tensor | None = None) -> bool:
+    """Whether this very call can be split: a backward will come, and nothing is of a class we do not know."""
     return (
-        queue is not None
-        and torch.is_grad_enabled()
-        and type(x) in PLAIN
-        and all(p is None or type(p) is nn.Parameter for p in parameters)
+        torch.is_grad_enabled()
+        and (type(x) is torch.Tensor or type(x) is nn.Parameter)
+        and not x.is_nested
+        and not x.is_complex()
+        and (first is None or type(first) is nn.Parameter)
+        and (second is None or type(second) is nn.Parameter)
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
     )
 
 
-PLAIN = (torch.Tensor, nn.Parameter)
+def apply(function: Any, x: torch.Tensor, place: Place, call: object) -> torch.Tensor:
+    """Put x through a split function; without the ticket if x has a backward already."""
+    # past Function.apply, which asks about functorch what `may_split` has asked, at a quarter of the cost
+    bare = super(torch.autograd.Function, function).apply
+    y: torch.Tensor = bare(x, None if x.requires_grad else place.ticket, call)
+    return y
+
+
+has_autocast = cache(torch.amp.is_autocast_available)
+
+
+def casts(device: str) -> bool:
+    """Whether autocast is on for a device type; some types do not know it at all."""
+    return has_autocast(device) and torch.is_autocast_enabled(device)
 
 
 def lowered(x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
     """The input of a matrix product as autocast would have it, and the precision it asks for."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype is torch.float64 or not x.is_floating_point():
+    if not casts(device) or x.dtype is torch.float64 or not x.is_floating_point():
         return x, None
     dtype = torch.get_autocast_dtype(device)
     return x.to(dtype), dtype
@@ -77,7 +103,7 @@ def raises_precision(kind: str, device: str, dtype: torch.dtype) -> bool:
     with torch.no_grad(), torch.autocast(device, dtype):
         if kind == "group_norm":
             return functional.group_norm(probe, 1).dtype is torch.float32
-        return getattr(functional, kind)(probe, (2,)).dtype is torch.float32  # type: ignore[no-any-return]
+        return getattr(functional, kind)(probe, (2,)).dtype is torch.float32
 
 
 def linear(module: nn.Linear, own: Forward, place: Place) -> Forward:
@@ -86,10 +112,29 @@ def linear(module: nn.Linear, own: Forward, place: Place) -> Forward:
 
     def forward(input: torch.Tensor) -> torch.Tensor:
         weight, bias, queue = held.get("weight"), held.get("bias"), place.queue
-        if weight is None or not weight.requires_grad or not may_split(queue, input, weight, bias):
+        if queue is None or weight is None or not weight.requires_grad or not may_split(input, weight, bias):
             return own(input)
         x, dtype = lowered(input)
-        return LinearSplit.apply(x, place.ticket, (weight, bias), queue, dtype)  # type: ignore[no-any-return, no-untyped-call]
+        return apply(LinearSplit, x, place, LinearCall(weight, bias, queue, dtype))
+
+    return forward
+
+
+def attention(module: nn.MultiheadAttention, own: Forward, place: Place) -> Forward:
+    """The split forward of a `MultiheadAttention`."""
+
+    def project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        queue = place.queue
+        if queue is None or not weight.requires_grad or not may_split(x, weight, bias):
+            return functional.linear(x, weight, bias)
+        x, dtype = lowered(x)
+        return apply(LinearSplit, x, place, LinearCall(weight, bias, queue, dtype))
+
+    split = attention_with(project)
+
+    def forward(*inputs: Any, **named: Any) -> Any:
+        # what is being compiled must see torch's own function
+        return own(*inputs, **named) if torch.compiler.is_compiling() else split(module, *inputs, **named)
 
     return forward
 
@@ -100,12 +145,13 @@ def embedding(module: nn.Embedding, own: Forward, place: Place) -> Forward:
 
     def forward(input: torch.Tensor) -> torch.Tensor:
         table, queue = held.get("weight"), place.queue
-        if table is None or not table.requires_grad or not may_split(queue, input, table):
+        if queue is None or table is None or not table.requires_grad or not may_split(input, table):
             return own(input)
         if module.max_norm is not None or module.sparse:
             return own(input)
         padding = -1 if module.padding_idx is None else module.padding_idx
-        return EmbeddingSplit.apply(input, place.ticket, table, queue, padding, module.scale_grad_by_freq)  # type: ignore[no-any-return, no-untyped-call]
+        call = EmbeddingCall(table, queue, padding, module.scale_grad_by_freq)
+        return apply(EmbeddingSplit, input, place, call)
 
     return forward
 
@@ -118,7 +164,9 @@ def convolution(module: Any, own: Forward, place: Place) -> Forward:
 
     def forward(input: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
         weight, bias, queue = held.get("weight"), held.get("bias"), place.queue
-        if weight is None or not weight.requires_grad or more or named or not may_split(queue, input, weight, bias):
+        if queue is None or weight is None or not weight.requires_grad or more or named:
+            return own(input, *more, **named)
+        if not may_split(input, weight, bias):
             return own(input, *more, **named)
         padding = module.padding
         x = input
@@ -137,8 +185,8 @@ def convolution(module: Any, own: Forward, place: Place) -> Forward:
             x = x.unsqueeze(0)
         x, dtype = lowered(x)
         geometry = Geometry(module.stride, padding, module.dilation, transposed, module.output_padding, module.groups)
-        y = ConvolutionSplit.apply(x, place.ticket, (weight, bias), queue, geometry, dtype)  # type: ignore[no-untyped-call]
-        return y.squeeze(0) if single else y  # type: ignore[no-any-return]
+        y = apply(ConvolutionSplit, x, place, ConvolutionCall(weight, bias, queue, geometry, dtype))
+        return y.squeeze(0) if single else y
 
     return forward
 
@@ -151,7 +199,7 @@ def trains(*parameters: torch.Tensor | None) -> bool:
 def raised(x: torch.Tensor, kind: str, *parameters: torch.Tensor | None) -> torch.Tensor | None:
     """The input of a norm as autocast would have it; None where that would change a parameter too."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or not x.is_floating_point():
+    if not casts(device) or not x.is_floating_point():
         return x
     if x.dtype is torch.float64 or not raises_precision(kind, device, torch.get_autocast_dtype(device)):
         return x
@@ -166,12 +214,13 @@ def layer_norm(module: nn.LayerNorm, own: Forward, place: Place) -> Forward:
 
     def forward(input: torch.Tensor) -> torch.Tensor:
         scale, bias, queue = held.get("weight"), held.get("bias"), place.queue
-        if not trains(scale, bias) or not may_split(queue, input, scale, bias):
+        if queue is None or not trains(scale, bias) or not may_split(input, scale, bias):
             return own(input)
         x = raised(input, "layer_norm", scale, bias)
         if x is None:
             return own(input)
-        return LayerNormSplit.apply(x, place.ticket, (scale, bias), queue, module.normalized_shape, module.eps)  # type: ignore[no-any-return, no-untyped-call]
+        call = LayerNormCall(scale, bias, queue, module.normalized_shape, module.eps)
+        return apply(LayerNormSplit, x, place, call)
 
     return forward
 
@@ -182,14 +231,20 @@ def group_norm(module: nn.GroupNorm, own: Forward, place: Place) -> Forward:
 
     def forward(input: torch.Tensor) -> torch.Tensor:
         scale, bias, queue = held.get("weight"), held.get("bias"), place.queue
-        if not trains(scale, bias) or input.dim() < 2 or not input.numel() or not may_split(queue, input, scale, bias):
+        if (
+            queue is None
+            or not trains(scale, bias)
+            or input.dim() < 2
+            or not input.numel()
+            or not may_split(input, scale, bias)
+        ):
             return own(input)
         x = raised(input, "group_norm", scale, bias)
         if x is None or input.shape[1] % module.num_groups:
             return own(input)
         if not x.is_contiguous() and (x.device.type != "cpu" or not is_channels_last(x)):
             x = x.contiguous()
-        return GroupNormSplit.apply(x, place.ticket, (scale, bias), queue, module.num_groups, module.eps)  # type: ignore[no-any-return, no-untyped-call]
+        return apply(GroupNormSplit, x, place, GroupNormCall(scale, bias, queue, module.num_groups, module.eps))
 
     return forward
 
@@ -208,24 +263,25 @@ def rms_norm(module: nn.RMSNorm, own: Forward, place: Place) -> Forward:
     # nn.RMSNorm calls its argument x where the others say input
     def forward(x: torch.Tensor) -> torch.Tensor:
         scale, queue = held.get("weight"), place.queue
-        if scale is None or not scale.requires_grad or not may_split(queue, x, scale):
+        if queue is None or scale is None or not scale.requires_grad or not may_split(x, scale):
             return own(x)
         ready = raised(x, "rms_norm", scale)
         if ready is None or ready.dtype is not scale.dtype:
             return own(x)
         shape, eps = module.normalized_shape, module.eps
-        if ready.device.type == "cuda":
-            return RMSNormSplit.apply(ready, place.ticket, scale, queue, shape, eps)  # type: ignore[no-any-return, no-untyped-call]
+        if ready.device.type == "cuda" and hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
+            return apply(RMSNormSplit, ready, place, RMSNormCall(scale, queue, shape, eps))
         if ready.device.type == "cpu" and ready.dtype in {torch.float32, torch.float64}:
             normed = functional.rms_norm(ready, shape, None, eps)
-            return ScaleSplit.apply(normed, place.ticket, scale, queue)  # type: ignore[no-any-return, no-untyped-call]
+            return apply(ScaleSplit, normed, place, ScaleCall(scale, queue))
         return own(x)
 
     return forward
 
 
-KINDS: dict[type[nn.Module], Callable[[Any, Forward, Place], Forward]] = {
+KINDS: Kinds = {
     nn.Linear: linear,
+    nn.MultiheadAttention: attention,
     nn.Embedding: embedding,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
@@ -233,11 +289,11 @@ KINDS: dict[type[nn.Module], Callable[[Any, Forward, Place], Forward]] = {
     nn.ConvTranspose1d: convolution,
     nn.ConvTranspose2d: convolution,
     nn.ConvTranspose3d: convolution,
-    nn.LayerNorm: layer_norm,
-    nn.GroupNorm: group_norm,
-    nn.RMSNorm: rms_norm,
 }
-"""The kinds of modules that can be split, each with what makes its split forward."""
+"""The kinds of modules whose product with a weight can be split, each with what makes its split forward."""
+
+NORMS: Kinds = {nn.LayerNorm: layer_norm, nn.GroupNorm: group_norm, nn.RMSNorm: rms_norm}
+"""The kinds of modules that are split on demand."""
 
 
 def kind_of(module: nn.Module) -> type[nn.Module] | None:
@@ -248,7 +304,7 @@ def kind_of(module: nn.Module) -> type[nn.Module] | None:
     """
     if "forward" in module.__dict__:
         return None
-    for kind in KINDS:
+    for kind in (*KINDS, *NORMS):
         if isinstance(module, kind):
             same = all(getattr(type(module), n, None) is getattr(kind, n, None) for n in ("forward", "_conv_forward"))
             return kind if same else None

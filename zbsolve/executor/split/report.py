@@ -37,12 +37,15 @@ class SplitReport:
         Its name.
     deferred_flops
         Floating-point operations that W does for one microbatch.
+    norm_flops
+        Those of norms that B does by choice, because keeping their inputs for W would cost more.
     fallback
-        The parameters that B weighs.
+        The parameters that autograd weighs in B.
     """
 
     stage: str
     deferred_flops: int
+    norm_flops: int
     fallback: tuple[Fallback, ...]
 
     @property
@@ -53,10 +56,12 @@ class SplitReport:
     @property
     def share(self) -> float:
         """Deferred over all, between 0 and 1; 1 where there is nothing to weigh."""
-        total = self.deferred_flops + self.fallback_flops
+        total = self.deferred_flops + self.norm_flops + self.fallback_flops
         return self.deferred_flops / total if total else 1.0
 
     def __str__(self) -> str:
-        text = f"{self.share:.1%} of weight-gradient FLOPs deferred".replace("%", " %")
+        text = f"{100 * self.share:.1f} % of weight-gradient FLOPs deferred"
+        if self.norm_flops:
+            text += "; scales and biases of norms in B"
         names = ", ".join(f.name for f in self.fallback)
         return f"{text}; fallback: {names}" if names else text

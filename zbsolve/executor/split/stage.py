@@ -15,8 +15,8 @@ walked, and none is retained: after B only the queue is left, after W nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -24,38 +24,31 @@ from torch import nn
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.aside import GradientsAside
+from zbsolve.executor.split.entrance import enter
 from zbsolve.executor.split.flight import Flight
 from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positions_of
-from zbsolve.executor.split.held import HeldBytes, Watch, storages
+from zbsolve.executor.split.held import HeldBytes, Storages, Watch, storages
 from zbsolve.executor.split.install import SplitForwards
-from zbsolve.executor.split.queue import WeightQueue
 from zbsolve.executor.split.report import Fallback, SplitReport
+from zbsolve.executor.split.waiting import WeightQueue, kept_by
 
 __all__ = ["SplitStage"]
 
+
+_UNKNOWN_USE = "used outside a module that can be split, or by a call that cannot be"
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 def _plain_precision() -> AbstractContextManager[Any]:
     """Autocast off: a backward runs in the precisions its forward has chosen."""
-    on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    on = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
     if not on:
         return _NOTHING
     stack = ExitStack()
     for device in on:
         stack.enter_context(torch.autocast(device, enabled=False))
     return stack
-
-
-class _Place:
-    """The queue of the microbatch under way on this stage, and the ticket into autograd."""
-
-    __slots__ = ("queue", "ticket")
-
-    def __init__(self) -> None:
-        self.queue: WeightQueue | None = None
-        self.ticket = torch.zeros((), requires_grad=True)
 
 
 class SplitStage:
@@ -69,6 +62,12 @@ class SplitStage:
         For messages.
     keep_whole
         Names of submodules that are not to be split.
+    norms_wait
+        Whether norms leave the gradients of scale and bias to W, too. By default B computes them, because to keep
+        a norm's input and output gradient for W takes far more memory, and reading them again more time.
+    early
+        Whether gradients that B computes all the same (of norms, and of what falls back) are added to ``.grad`` in
+        B. By default they wait for W, each in the size of its parameter, so that ``.grad`` has whole microbatches.
     watch
         Whether to note all that lives, for `held_bytes`; slows the stage down.
 
@@ -80,19 +79,41 @@ class SplitStage:
     Notes
     -----
     Gradients end in ``param.grad`` when W (or the fused backward) of their microbatch runs, added in
-    the order of these calls. In float32 they are bitwise those of autograd in the same order.
+    the order of these calls. In float32 they are bitwise those of autograd in the same order; only a
+    parameter with three or more uses in one microbatch, some of which fall back, agrees to rounding.
+
+    The stage keeps no copies: what it is given (inputs until W, gradients of outputs until W) must not
+    be written to until then, as by reusing a receive buffer, unless all references to it are gone.
+
+    Examples
+    --------
+    >>> stage = SplitStage(torch.nn.Linear(4, 4))
+    >>> (y,) = stage.forward("first", torch.randn(2, 4), requires_grad=[True])
+    >>> (dx,) = stage.backward_input("first", [torch.ones_like(y)])
+    >>> stage.module.weight.grad is None
+    True
+    >>> stage.backward_weight("first")
+    >>> print(stage.report())
+    100.0 % of weight-gradient FLOPs deferred
     """
 
     def __init__(
-        self, module: nn.Module, *, name: str = "stage", keep_whole: Collection[str] = (), watch: bool = False
+        self,
+        module: nn.Module,
+        *,
+        name: str = "stage",
+        keep_whole: Collection[str] = (),
+        norms_wait: bool = False,
+        early: bool = False,
+        watch: bool = False,
     ) -> None:
         self.module = module
         self.name = name
-        self._place = _Place()
-        self._forwards = SplitForwards(module, self._place, keep_whole)
+        self._forwards = SplitForwards(module, keep_whole, norms_wait)
         self._flights: dict[Hashable, Flight] = {}
         self._deferred_flops: int | None = None
         self._positions = 1
+        self._early = early
         self._watch = Watch() if watch else None
         self._fallback: dict[int, torch.Tensor] = {}
 
@@ -102,6 +123,7 @@ class SplitStage:
         self,
         key: Hashable,
         *inputs: Any,
+        keywords: Mapping[str, Any] | None = None,
         requires_grad: Sequence[bool] | None = None,
         split: bool = True,
         finish: Callable[[Any], Any] | None = None,
@@ -114,6 +136,8 @@ class SplitStage:
             Names the microbatch until its W.
         inputs
             What the module is called with. A tensor that wants a gradient is detached from whatever it came from.
+        keywords
+            What it is called with by name; nothing of this gets a gradient.
         requires_grad
             Which inputs want a gradient; by default those whose own flag says so.
         split
@@ -134,52 +158,47 @@ class SplitStage:
         """
         if key in self._flights:
             raise RunError(f"{self.name}: forward of {key!r}, which is in flight already")
-        leaves = self._leaves(inputs, requires_grad)
+        wanted = self._wanted(inputs, requires_grad)
         self._positions = positions_of(inputs)
         queue = WeightQueue() if split else None
-        flight = Flight(leaves, queue)
-        with torch.enable_grad(), self._running(queue):
-            result = self.module(*leaves)
-            if finish is not None:
-                result = finish(result)
+        flight = Flight(wanted, queue)
+        if queue is not None:
+            self._forwards.put_in(queue)
+        try:
+            with torch.enable_grad(), self._watched():
+                entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
+                named = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in (keywords or {}).items()}
+                result = self.module(*entered, **named)
+                if finish is not None:
+                    result = finish(result)
+        finally:
+            if queue is not None:
+                self._forwards.take_out()
+        if self._watch is not None:
+            flight.inputs = Storages(x for x in inputs if isinstance(x, torch.Tensor))
         outputs = result if isinstance(result, tuple | list) else (result,)
         for output in outputs:
             if output is not None and not isinstance(output, torch.Tensor):
                 raise InvalidInput(
                     f"{self.name} returned a {type(output).__name__}; a stage hands on tensors, or a tuple of tensors"
                 )
-        flight.set_outputs(outputs)
+        flight.set_outputs(outputs, are_losses=finish is not None)
         self._flights[key] = flight
         return tuple(None if o is None else o.detach().requires_grad_(o.requires_grad) for o in outputs)
 
-    def _leaves(self, inputs: Sequence[Any], requires_grad: Sequence[bool] | None) -> list[Any]:
-        if requires_grad is not None and len(requires_grad) != len(inputs):
+    def _wanted(self, inputs: Sequence[Any], requires_grad: Sequence[bool] | None) -> list[bool]:
+        if requires_grad is None:
+            return [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
+        if len(requires_grad) != len(inputs):
             raise InvalidInput(f"{self.name}: {len(requires_grad)} flags were given for {len(inputs)} inputs")
-        leaves = []
-        for i, value in enumerate(inputs):
-            if not isinstance(value, torch.Tensor):
-                leaves.append(value)
-                continue
-            wanted = value.requires_grad if requires_grad is None else requires_grad[i]
-            if wanted and not (value.is_floating_point() or value.is_complex()):
-                raise InvalidInput(f"{self.name}: input {i} is of {value.dtype}, which has no gradient")
-            leaves.append(value.detach().requires_grad_(wanted))
-        return leaves
+        for i, (x, want) in enumerate(zip(inputs, requires_grad, strict=True)):
+            if want and not (isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())):
+                kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+                raise InvalidInput(f"{self.name}: input {i} is of {kind}, which has no gradient")
+        return list(requires_grad)
 
-    @contextmanager
-    def _running(self, queue: WeightQueue | None) -> Iterator[None]:
-        """Split forwards in place, and `queue` where they find it."""
-        watch = self._watch if self._watch is not None else _NOTHING
-        if queue is None:
-            with watch:
-                yield
-            return
-        with self._forwards, watch:
-            self._place.queue = queue
-            try:
-                yield
-            finally:
-                self._place.queue = None
+    def _watched(self) -> AbstractContextManager[Any]:
+        return _NOTHING if self._watch is None else self._watch
 
     # ---- B and W
 
@@ -191,7 +210,8 @@ class SplitStage:
         key
             Of the microbatch.
         grad_outputs
-            One for each output; None for one that nobody used, and for a scalar (then it is 1).
+            One for each output; None for one that nobody used. For a loss (a scalar that `finish`
+            returned) None means 1.
 
         Returns
         -------
@@ -207,14 +227,19 @@ class SplitStage:
         if queue is None:
             raise RunError(f"{self.name}: backward_input of {key!r}, whose forward was run with split=False")
         edges, starts = flight.start(grad_outputs)
-        aside = GradientsAside(self._parameters())
-        with _plain_precision(), self._running(queue), aside:
-            queue.is_open = True
-            try:
+        # the first B must look even if nothing waits: it learns what falls back
+        waits = not self._early or self._deferred_flops is None
+        aside = GradientsAside(self._parameters() if waits else ())
+        # checkpointed segments run their modules again
+        self._forwards.put_in(queue)
+        queue.is_open = True
+        try:
+            with aside, _plain_precision(), self._watched():
                 if edges:
                     torch.autograd.backward(edges, starts)
-            finally:
-                queue.is_open = False
+        finally:
+            queue.is_open = False
+            self._forwards.take_out()
         del edges
         queue.add_found(aside.found)
         flight.weights_wait = True
@@ -249,7 +274,7 @@ class SplitStage:
             self.backward_weight(key)
             return gradients
         edges, starts = flight.start(grad_outputs)
-        with _plain_precision(), self._running(None):
+        with _plain_precision(), self._watched():
             if edges:
                 torch.autograd.backward(edges, starts)
         del self._flights[key]
@@ -276,26 +301,26 @@ class SplitStage:
         self._flights.clear()
 
     def _parameters(self) -> list[torch.Tensor]:
-        unique = {id(p): p for held in self._forwards.parameters for p in held.values() if p is not None}
-        return list(unique.values())
+        """Every parameter that is there now; a tied one as often as it is tied."""
+        return [p for held in self._forwards.parameters for p in held.values() if p is not None]
 
     def held_bytes(self) -> HeldBytes:
         """What the microbatches in flight keep alive; parameters, buffers and ``.grad`` are not among it."""
         parameters = self._parameters()
         known = storages([*parameters, *self.module.buffers(), *(p.grad for p in parameters if p.grad is not None)])
-        flights = list(self._flights.values())
-        entries = [e for f in flights if f.queue is not None for e in f.queue.entries]
-        sizes = []
-        for tensors in (
-            (x for f in flights for x in f.inputs or () if isinstance(x, torch.Tensor)),
-            (t for e in entries if not e.is_found for t in e.tensors()),
-            (t for e in entries if e.is_found for t in e.tensors()),
-        ):
-            new = {key: size for key, size in storages(tensors).items() if key not in known}
-            known |= new
-            sizes.append(sum(new.values()))
-        rest = None if self._watch is None else sum(n for key, n in self._watch.alive().items() if key not in known)
-        return HeldBytes(inputs=sizes[0], queued=sizes[1], found=sizes[2], saved=rest)
+        entries = [e for f in self._flights.values() if f.queue is not None for e in f.queue.entries]
+
+        def new(sizes: dict[int, int]) -> int:
+            fresh = {key: size for key, size in sizes.items() if key not in known}
+            known.update(fresh)
+            return sum(fresh.values())
+
+        queued = new(storages(kept_by(entries, ready=False)))
+        ready = new(storages(kept_by(entries, ready=True)))
+        if self._watch is None:
+            return HeldBytes(queued=queued, ready=ready, inputs=None, saved=None)
+        inputs = sum(new(f.inputs.alive()) for f in self._flights.values() if f.inputs is not None)
+        return HeldBytes(queued=queued, ready=ready, inputs=inputs, saved=new(self._watch.made.alive()))
 
     def report(self) -> SplitReport:
         """What is deferred and what is not, from the microbatches that have run.
@@ -308,14 +333,22 @@ class SplitStage:
         if self._deferred_flops is None:
             raise RunError(f"{self.name}: no microbatch has run through W yet; there is nothing to report")
         names = {id(p): name for name, p in self.module.named_parameters()}
+        found = dict(self._fallback)
+        # what FSDP computes with is in no module when it is done
+        found.update((id(p), p) for m in self._forwards.sharded for p in m.parameters() if p.requires_grad)
         fallback = tuple(
             Fallback(
-                name=names.get(key, "(replaced since)"),
-                reason=self._forwards.reasons.get(
-                    key, "used outside a module that can be split, or by a call that cannot be"
-                ),
+                name=names[key],
+                reason=self._forwards.reasons.get(key, _UNKNOWN_USE),
                 flops=fallback_flops(parameter, self._positions),
             )
-            for key, parameter in self._fallback.items()
+            for key, parameter in found.items()
+            if key in names and key not in self._forwards.norms
         )
-        return SplitReport(stage=self.name, deferred_flops=self._deferred_flops, fallback=fallback)
+        norms = (p for key, p in self._fallback.items() if key in self._forwards.norms)
+        return SplitReport(
+            stage=self.name,
+            deferred_flops=self._deferred_flops,
+            norm_flops=sum(fallback_flops(p, self._positions) for p in norms),
+            fallback=fallback,
+        )

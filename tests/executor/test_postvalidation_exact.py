@@ -10,7 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.executor.chain import LIMIT, gradients, in_one_piece, parameters, post_validated, same_bits
-from tests.executor.own_optimizers import ReplacesState, Wraps, WritesGradients, WritesGroups
+from tests.executor.own_optimizers import (
+    KeepsObjects,
+    MasterWeights,
+    ReplacesState,
+    Wraps,
+    WritesGradients,
+    WritesGroups,
+)
 from zbsolve.executor.optimizer import Verdict, synchronous_step
 
 # a scheduler that moves although the first step was skipped warns, in torch's own scaler loop as well
@@ -41,6 +48,8 @@ OPTIMIZERS = {
     "writes-groups": WritesGroups,
     "replaces-state": ReplacesState,
     "wraps": Wraps,
+    "keeps-objects": KeepsObjects,
+    "master-weights": MasterWeights,
 }
 
 # every way a step can go on three ranks: good, clipped by one or by all together, skipped, at each rank

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.executor.chain import LIMIT, gradients, in_one_piece, parameters, post_validated, same_bits, together
-from tests.executor.own_optimizers import WritesGradients
+from tests.executor.own_optimizers import KeepsObjects, MasterWeights, WritesGradients
 from zbsolve.errors import InvalidInput
 from zbsolve.executor.optimizer import HeldBytes, LossScale, PostValidatedOptimizer, Verdict, queue_channels
 
@@ -96,6 +96,14 @@ def test_copies_of_gradients_count_as_well():
     stepper, alive = begun("small", make=WritesGradients, **CHECKS)
     assert stepper.held_bytes() == HeldBytes(parameters=SIZE, gradients=SIZE)
     assert all(ref() is None for ref in alive)
+
+
+def test_tensors_inside_objects_and_inner_optimizers_count_too():
+    stepper, _ = begun("small", make=KeepsObjects, steps=2, check_overflow=True)
+    assert stepper.held_bytes() == HeldBytes(parameters=SIZE, state=SIZE)
+    stepper, _ = begun("small", make=MasterWeights, steps=2, check_overflow=True)
+    # float32 masters, two averages and a counter each
+    assert stepper.held_bytes() == HeldBytes(parameters=SIZE, state=3 * SIZE + 2 * 4)
 
 
 def test_a_next_gradient_that_has_begun_to_gather_survives_a_repair():

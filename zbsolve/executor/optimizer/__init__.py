@@ -49,8 +49,14 @@ nothing until the full state is there and then run the rule on the same gradient
 rank. (4) STEPPED and *skipped*: a snapshot puts back the bits of before. (5) STEPPED and *clipped*:
 a snapshot puts back the bits of before, settings of the groups are those of the step (`Settings`),
 the gradients are the same, so clip and step give the rule's bits. With inverse arithmetic (4) and
-(5) hold up to the bound that is reported. Gradients of the next step are the rule's if no backward
-uses a stale forward, which is the runtime's part:
+(5) hold up to rounding: what is put back is within the bound that is reported. Gradients of the
+next step are the rule's if no backward uses a stale forward, which is the runtime's part below.
+
+What waits. A prefix may have to wait for the rank before. In the order of stages this costs nothing:
+the next iteration's first forward of a rank needs that of the rank before, which steps first. Nor
+does it in the order in which rows end. Where the first stage's rank ends last, as in 1F1B, that
+order runs against the stages: the full state is known there first and reaches every rank ahead of
+the first activation, so all validate before their first forward and nothing ever runs again.
 
 What the runtime must do
 ------------------------
@@ -88,6 +94,11 @@ Memory. Between `step_begin` and `validate`, `held_bytes` reports: STEPPED holds
 gradients if clipping is on (a skip needs none); with inverse arithmetic the gradients alone; HELD
 the gradients; the others nothing. Where nothing is checked there are no messages and nothing is held.
 
+Groups of devices. Where a rank is a group (tensor or data parallelism), each device has a chain of its
+own with its peers of the other ranks. Gradients that are DTensors count once as a whole, whatever
+their placements; for other sharded gradients `within_rank` adds the group's parts. Plain gradients
+are the same on all devices of a group and need nothing.
+
 Limits. An optimizer that draws random numbers inside its step draws again in a repair, and step
 hooks run again. The host waits once a step for this rank's own device, to read its sum of squares.
 """
@@ -98,8 +109,9 @@ from zbsolve.executor.optimizer.channel import Channel, QueueChannel, queue_chan
 from zbsolve.executor.optimizer.held import HeldBytes
 from zbsolve.executor.optimizer.inverse import UndoError
 from zbsolve.executor.optimizer.lossscale import LossScale
-from zbsolve.executor.optimizer.postvalidated import PostValidatedOptimizer, Validation
+from zbsolve.executor.optimizer.postvalidated import PostValidatedOptimizer
 from zbsolve.executor.optimizer.repair import synchronous_step
+from zbsolve.executor.optimizer.validation import Validation
 from zbsolve.executor.optimizer.verdict import State, Verdict, wrong_ranks
 from zbsolve.executor.optimizer.warmup import stale_stages, validation_points
 

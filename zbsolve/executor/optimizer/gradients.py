@@ -16,9 +16,19 @@ import torch
 from zbsolve.errors import InvalidInput
 from zbsolve.executor.optimizer.verdict import State
 
-__all__ = ["local_state", "parameters_of", "scale_gradients"]
+__all__ = ["local", "local_state", "parameters_of", "scale_gradients"]
 
 _CHUNK = 1 << 22  # elements converted to float64 at once where a kernel makes a copy
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a distributed tensor (DTensor) that lies here; any other tensor as it is."""
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor
+    with torch.no_grad():
+        part: torch.Tensor = to_local()
+        return part
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -57,7 +67,7 @@ def local_state(parameters: Iterable[torch.Tensor], step: int, uncounted: Collec
     for (gradient, counts), square in zip(gradients, squares, strict=True):
         if not math.isfinite(square):
             # float64 squares overflow where the elements do not
-            overflow = overflow or not bool(torch.isfinite(gradient).all())
+            overflow = overflow or not math.isfinite(_norm(gradient, math.inf))
         wide = wide or gradient.dtype in (torch.float64, torch.complex128)
         if counts:
             total += square
@@ -65,18 +75,31 @@ def local_state(parameters: Iterable[torch.Tensor], step: int, uncounted: Collec
 
 
 def _squares(gradients: list[torch.Tensor]) -> list[float]:
-    """Sum of the squares of each gradient, in float64; one wait for the device in all."""
-    by_device: dict[torch.device, list[int]] = {}
-    for index, gradient in enumerate(gradients):
-        by_device.setdefault(gradient.device, []).append(index)
+    """Sum of the squares of each gradient, in float64; one wait a device and dtype."""
     result = [0.0] * len(gradients)
-    for indices in by_device.values():
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, gradient in enumerate(gradients):
+        if hasattr(gradient, "full_tensor"):
+            norm = _norm(gradient, 2.0)
+            result[index] = norm * norm
+        else:
+            groups.setdefault((gradient.device, gradient.dtype), []).append(index)
+    for indices in groups.values():
         slices = [(i, piece) for i in indices for piece in _pieces(gradients[i])]
         norms = torch._foreach_norm([piece for _, piece in slices], 2, torch.float64) if slices else ()
         values: list[float] = torch.stack(list(norms)).tolist() if norms else []
         for (index, _), value in zip(slices, values, strict=True):
             result[index] += value * value
     return result
+
+
+def _norm(gradient: torch.Tensor, order: float) -> float:
+    """A norm in float64; of a distributed tensor that of the whole, the same number on all who hold it."""
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient)
+    norm = torch.linalg.vector_norm(gradient, order, dtype=torch.float64)
+    whole = getattr(norm, "full_tensor", None)
+    return float(norm if whole is None else whole())
 
 
 def _pieces(gradient: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -94,8 +117,6 @@ def _pieces(gradient: torch.Tensor) -> Iterator[torch.Tensor]:
 @torch.no_grad()
 def scale_gradients(parameters: Iterable[torch.Tensor], factor: float) -> None:
     """Multiply every gradient in place, as a gradient scaler's unscaling does."""
-    if factor == 1.0:
-        return
     for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor)
+        if parameter.grad is not None and factor != 1.0:
+            local(parameter.grad).mul_(factor)

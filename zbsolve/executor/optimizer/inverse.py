@@ -28,6 +28,7 @@ import torch
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.optimizer import inverse_adam, inverse_sgd
+from zbsolve.executor.optimizer.gradients import local
 from zbsolve.executor.optimizer.precision import Precision
 
 __all__ = ["InverseUndo", "UndoError", "refuse_unless_invertible"]
@@ -154,8 +155,9 @@ class InverseUndo:
     ) -> None:
         state = self._optimizer.state[parameter]
         fresh = id(parameter) in self._fresh
-        tensors = {name: state[name] for name in self._names if state.get(name) is not None}
+        tensors = {name: local(state[name]) for name in self._names if state.get(name) is not None}
         step = float(state["step"]) if "step" in state else 0.0
+        parameter, gradient = local(parameter), local(gradient)
         precision = Precision.of(parameter.dtype)
         for cut in _cuts(parameter):
             old = self._solve(

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from zbsolve.errors import RunError
+from zbsolve.executor.optimizer.gradients import local
 
 __all__ = ["Keep", "KeptGradients"]
 
@@ -40,12 +41,12 @@ class KeptGradients:
         found = {p: p.grad for p in parameters if p.grad is not None}
         self.of = {p: g.detach().clone() for p, g in found.items()} if copy else found
         self._optimizer = type(optimizer).__name__
-        self._versions = None if copy else [g._version for g in found.values()]
+        self._versions = None if copy else [local(g)._version for g in found.values()]
 
     @property
     def nbytes(self) -> int:
         """Of all of them."""
-        return sum(g.numel() * g.element_size() for g in self.of.values())
+        return sum(local(g).numel() * g.element_size() for g in self.of.values())
 
     def refuse_written(self) -> None:
         """After the step: make sure that it only read.
@@ -55,7 +56,7 @@ class KeptGradients:
         RunError
             If it wrote into a gradient that is kept by reference.
         """
-        if self._versions is not None and self._versions != [g._version for g in self.of.values()]:
+        if self._versions is not None and self._versions != [local(g)._version for g in self.of.values()]:
             raise RunError(
                 f"the step of {self._optimizer} wrote into its gradients, so it could not be repeated: "
                 "build PostValidatedOptimizer with keep_gradients='copy'"

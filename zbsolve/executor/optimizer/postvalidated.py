@@ -21,51 +21,10 @@ from zbsolve.executor.optimizer.lossscale import LossScale
 from zbsolve.executor.optimizer.repair import apply_verdict
 from zbsolve.executor.optimizer.settings import Settings
 from zbsolve.executor.optimizer.snapshot import Snapshot
+from zbsolve.executor.optimizer.validation import Validation
 from zbsolve.executor.optimizer.verdict import Rule, State, Verdict, total_norm, wrong_ranks
 
-__all__ = ["PostValidatedOptimizer", "Validation"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
-    """What became of a step.
-
-    Parameters
-    ----------
-    step
-        Its number, from 0.
-    verdict
-        What the full state said; the same on every rank.
-    undone
-        This rank had stepped at once and took it back.
-    weights_changed
-        This rank's weights were not right until now.
-    wrong_ranks
-        Positions of all ranks of which that is true; the same on every rank.
-    norm
-        Global norm of the (unscaled) gradients; None where nothing was checked.
-    overflow
-        Some gradient of some rank was infinite or NaN; None where nothing was checked.
-    loss_scale
-        What the loss of the next iteration is to be multiplied by.
-    undo_error
-        Bound on the error of an undo by inverse arithmetic; None where there was none.
-    """
-
-    step: int
-    verdict: Verdict
-    undone: bool
-    weights_changed: bool
-    wrong_ranks: range
-    norm: float | None
-    overflow: bool | None
-    loss_scale: float
-    undo_error: UndoError | None
-
-    @property
-    def rerun(self) -> bool:
-        """Whether forwards that ran before validation must run again, somewhere; the same on every rank."""
-        return bool(self.wrong_ranks)
+__all__ = ["PostValidatedOptimizer"]
 
 
 @dataclass(slots=True)
@@ -90,8 +49,8 @@ class PostValidatedOptimizer:
         Of this rank's parameters. Everything that reads or sets it (learning-rate schedulers, ...)
         keeps using it directly; only its `step` and `zero_grad` are called through this class.
     rank, ranks
-        Position in the chain along which states travel, and its length. A chain in the order in
-        which ranks finish their last weight gradients never waits.
+        Position in the chain along which states travel, and its length. The package's docstring says
+        which orders cost no waiting.
     channel
         To the positions before and after; not used where ``ranks`` is 1 or nothing is checked.
     max_grad_norm

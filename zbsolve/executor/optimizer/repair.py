@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from zbsolve.executor.optimizer.gradients import local_state, parameters_of, scale_gradients
 from zbsolve.executor.optimizer.lossscale import LossScale
-from zbsolve.executor.optimizer.verdict import Rule, State, Verdict, total_norm
+from zbsolve.executor.optimizer.verdict import Rule, State, Verdict, clip_coefficient, total_norm
 
 __all__ = ["apply_verdict", "synchronous_step"]
 
@@ -24,9 +24,17 @@ def apply_verdict(optimizer: torch.optim.Optimizer, verdict: Verdict, full: Stat
         return
     if verdict is Verdict.CLIPPED:
         assert rule.max_grad_norm is not None
-        # torch's own arithmetic; the norm lies on the host, so that all devices get the same coefficient
-        clip_grads_with_norm_(parameters_of(optimizer), rule.max_grad_norm, total_norm(full))
+        _clip(parameters_of(optimizer), rule.max_grad_norm, full)
     optimizer.step()
+
+
+def _clip(parameters: list[torch.Tensor], max_grad_norm: float, full: State) -> None:
+    """Torch's own arithmetic; the norm lies on the host, so that all devices get the same coefficient."""
+    spread = [p for p in parameters if hasattr(p.grad, "to_local")]
+    # torch does not multiply distributed tensors by a plain one, but everyone may multiply its own part
+    scale_gradients(spread, clip_coefficient(full, max_grad_norm))
+    plain = [p for p in parameters if not hasattr(p.grad, "to_local")]
+    clip_grads_with_norm_(plain, max_grad_norm, total_norm(full))
 
 
 def synchronous_step(

@@ -56,7 +56,13 @@ class Settings:
 
 
 def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else deepcopy(value)
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item) for item in value)
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return deepcopy(value)
 
 
 def _set(group: dict[str, Any], key: str, value: Any) -> None:
@@ -73,7 +79,13 @@ def _same(a: Any, b: Any) -> bool:
         both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
         # NaN is the same as NaN: taking it for the user's change would bring back what an undo removed
         alike = both and a.shape == b.shape and a.dtype == b.dtype
-        return alike and bool(torch.isclose(a, b, rtol=0.0, atol=0.0, equal_nan=True).all())
+        if not alike or not (a.is_floating_point() or a.is_complex()):
+            return alike and bool(torch.equal(a, b))
+        return bool(torch.isclose(a, b, rtol=0.0, atol=0.0, equal_nan=True).all())
     if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
         return True
+    if type(a) in (list, tuple) and type(b) is type(a):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if type(a) is dict and type(b) is dict:
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     return a is b or bool(a == b)

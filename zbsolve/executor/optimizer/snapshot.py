@@ -9,18 +9,21 @@
 Values are written back into the tensors that were there, so views, flat buffers and compiled code
 that look at them stay valid. Lazily created state is removed again, counters that are plain
 numbers are set back. Optimizers from outside `torch.optim` may keep more in attributes (numbers,
-tensors, an inner optimizer): these are copied too.
+tensors, containers of them, an inner optimizer): these are copied too; attributes of any other kind
+are taken for tools and left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from zbsolve.executor.optimizer.gradients import parameters_of
+from zbsolve.executor.optimizer.gradients import local, parameters_of
 from zbsolve.executor.optimizer.settings import Settings
 
 __all__ = ["Snapshot", "own_attributes"]
@@ -43,13 +46,17 @@ class Snapshot:
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device | None = None) -> None:
         self._device = device
         self._tensors: dict[int, _Kept] = {}
+        self._deep_bytes = 0
         self._optimizers: list[tuple[torch.optim.Optimizer, dict[Any, Any], dict[str, Any]]] = []
         self._inner: list[tuple[torch.optim.Optimizer, Settings]] = []
         for parameter in parameters_of(optimizer):
             self._keep(parameter)
         self.parameter_bytes = sum(kept.nbytes for kept in self._tensors.values())
         self._visit(optimizer)
-        self.state_bytes = sum(kept.nbytes for kept in self._tensors.values()) - self.parameter_bytes
+        # the copies run on the stream of the step that follows them, so they read the old values
+        self._copy(back=False)
+        tensor_bytes = sum(kept.nbytes for kept in self._tensors.values())
+        self.state_bytes = tensor_bytes + self._deep_bytes - self.parameter_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -59,8 +66,7 @@ class Snapshot:
     @torch.no_grad()
     def restore(self) -> None:
         """Put everything back as it was."""
-        for kept in self._tensors.values():
-            kept.original.copy_(kept.copy, non_blocking=True)
+        self._copy(back=True)
         for optimizer, settings in self._inner:
             settings.put_back(optimizer)
         for optimizer, state, attributes in self._optimizers:
@@ -73,6 +79,20 @@ class Snapshot:
             for name in [n for n in own_attributes(optimizer) if n not in attributes]:
                 delattr(optimizer, name)
 
+    def _copy(self, *, back: bool) -> None:
+        """All tensors at once, one launch a device and dtype where nothing moves between devices."""
+        together: dict[tuple[torch.device, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for kept in self._tensors.values():
+            target, source = (kept.here, kept.copy) if back else (kept.copy, kept.here)
+            if kept.moved:
+                target.copy_(source, non_blocking=True)
+            else:
+                targets, sources = together.setdefault((target.device, target.dtype), ([], []))
+                targets.append(target)
+                sources.append(source)
+        for targets, sources in together.values():
+            torch._foreach_copy_(targets, sources)
+
     def _visit(self, optimizer: torch.optim.Optimizer) -> None:
         if any(optimizer is seen for seen, _, _ in self._optimizers):
             return
@@ -81,6 +101,8 @@ class Snapshot:
         if self._optimizers:
             # the outer one's settings are its user's, too, and are put back with more care
             self._inner.append((optimizer, Settings(optimizer)))
+            for parameter in parameters_of(optimizer):
+                self._keep(parameter)
         self._optimizers.append((optimizer, state, attributes))
         for key, value in optimizer.state.items():
             state[key] = self._saved(value)
@@ -98,7 +120,18 @@ class Snapshot:
             return _Tuple([self._saved(item) for item in value])
         if isinstance(value, torch.optim.Optimizer):
             self._visit(value)
-        return _Same(value)
+            return _Same(value)
+        if isinstance(value, _PLAIN):
+            return _Same(value)
+        return self._deep(value)
+
+    def _deep(self, value: Any) -> _Same:
+        """Anything else, as some optimizers keep in their state, is copied whole and put back as that copy."""
+        memo: dict[int, Any] = {}
+        copy = deepcopy(value, memo)
+        inside = [item for item in memo.values() if isinstance(item, torch.Tensor)]
+        self._deep_bytes += sum(item.numel() * item.element_size() for item in inside)
+        return _Same(copy)
 
     def _keep(self, tensor: torch.Tensor) -> _Kept:
         found = self._tensors.get(id(tensor))
@@ -125,18 +158,21 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class _Kept:
     original: torch.Tensor
+    here: torch.Tensor  # the part of it that lies on this rank
     copy: torch.Tensor
-    nbytes: int
     moved: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.here.numel() * self.here.element_size()
 
     @classmethod
     def of(cls, tensor: torch.Tensor, device: torch.device | None) -> _Kept:
-        nbytes = tensor.numel() * tensor.element_size()
-        if device is None or device.type == tensor.device.type:
-            return cls(tensor, tensor.detach().clone(), nbytes, moved=False)
-        pinned = torch.empty_like(tensor, device=device, pin_memory=tensor.is_cuda and device.type == "cpu")
-        # the copy runs on the stream of the step that follows it, so it reads the old values
-        return cls(tensor, pinned.copy_(tensor.detach(), non_blocking=True), nbytes, moved=True)
+        here = local(tensor.detach())
+        if device is None or device.type == here.device.type:
+            return cls(tensor, here, torch.empty_like(here), moved=False)
+        pin = here.is_cuda and device.type == "cpu"
+        return cls(tensor, here, torch.empty_like(here, device=device, pin_memory=pin), moved=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +199,19 @@ class _Same:
 
 def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Attributes that an optimizer from outside `torch.optim` may use as state."""
-    if type(optimizer).__module__.partition(".")[:1] == ("torch",):
+    if type(optimizer).__module__.startswith("torch.optim"):
         return {}
     return {name: value for name, value in vars(optimizer).items() if name not in _BASE and _is_state(value)}
 
 
 def _is_state(value: Any) -> bool:
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, dict | list | tuple | set | deque):
         return all(_is_state(item) for item in _items(value))
     return isinstance(value, (*_PLAIN, torch.Tensor, torch.optim.Optimizer))
 
 
-def _items(value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterator[Any]:
-    return iter(value.values() if isinstance(value, dict) else value)
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _base_attributes() -> frozenset[str]:

@@ -69,6 +69,8 @@ class Health:
         self._doing: Callable[[], str] = lambda: f"rank {rank}"
         self._complaint: Callable[[], str | None] = lambda: None
         self._beats = 0
+        # before anyone connects to this rank, so that whoever knows it can see it die
+        self.store.set(f"beat/{rank}", "0")
         self._thread = threading.Thread(target=self._watch, name=f"zbsolve watch {rank}", daemon=True)
         self._thread.start()
 
@@ -106,7 +108,6 @@ class Health:
     def stopped(self, peer: int, error: BaseException) -> BaseException:
         """What to raise where the connection to a rank broke: `Stopped`, once it is known who is to blame."""
         self._suspects.add(peer)
-        print("STOPPED",self.rank,peer,error,self._cause,time.monotonic(),self._thread.is_alive(),file=sys.stderr,flush=True)
         deadline = time.monotonic() + _SILENT_S
         while self._cause is None and time.monotonic() < deadline:
             time.sleep(_BEAT_S / 10)
@@ -135,7 +136,6 @@ class Health:
             try:
                 self._look()
                 misses = 0
-                print("LOOK",self.rank,self._seen,self._cause,time.monotonic(),file=sys.stderr,flush=True)
             except Exception as error:
                 # the store lives in one of the processes; without it nobody can be asked
                 misses += 1

@@ -13,7 +13,7 @@ from zbsolve.problem import Problem
 from zbsolve.profile import Profile, ProfileSource, StageCost
 from zbsolve.timetable import Order, TimedOp, Timetable
 
-__all__ = ["Planned", "Trace"]
+__all__ = ["Planned", "Trace", "Transfer"]
 
 Rows = tuple[tuple[TimedOp, ...], ...]
 
@@ -40,6 +40,32 @@ class Planned:
         return (self.measured.end_ns - self.measured.start_ns) - (self.planned.end_ns - self.planned.start_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A message between two ranks, as it was measured; times in ns, by the clock of the trace.
+
+    Parameters
+    ----------
+    tail, head
+        The operation that gave it, and the one that needed it.
+    sender, receiver
+        Their ranks.
+    sent_ns
+        When the sender started sending.
+    waited_ns, taken_ns
+        From when the receiver waited for it, and when it had it; had it been there already, these
+        two are next to each other.
+    """
+
+    tail: Op
+    head: Op
+    sender: int
+    receiver: int
+    sent_ns: int
+    waited_ns: int
+    taken_ns: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """Steps of one order, measured.
@@ -51,6 +77,8 @@ class Trace:
     steps
         For each step one row a rank, as a timetable has them; one clock for all, which is 0 at the
         first start of the first step.
+    transfers
+        For each step the messages between ranks, if they were noted.
     clock_error_ns
         How far the clocks of two ranks can be apart.
     peak_bytes
@@ -64,6 +92,7 @@ class Trace:
 
     problem: Problem
     steps: tuple[Rows, ...]
+    transfers: tuple[tuple[Transfer, ...], ...] = ()
     clock_error_ns: int = 0
     peak_bytes: tuple[int | None, ...] = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from tests.dist.launch import start
 
 LIMIT_S = 10.0
+WAITS = r"rank 2 waits for F\d of stage 1 from rank 1, which failed: "
 
 
 @pytest.fixture
@@ -44,8 +46,8 @@ def test_a_killed_rank_stops_all(launch):
     ranks.wait_for("trouble")
     ranks.signal(1, signal.SIGKILL)
     assert_all_stop(ranks, time.monotonic(), but=(1,))
-    assert "rank 2 waits for F1 of stage 1 from rank 1, which failed: its process has given no sign" in ranks.said(2)
-    assert "rank 1, which failed: its process" in ranks.said(0) or "rank 1 failed: its process" in ranks.said(0)
+    assert re.search(WAITS + "its process has given no sign", ranks.said(2))
+    assert re.search("rank 1,? (which )?failed: its process", ranks.said(0))
 
 
 def test_a_frozen_rank_stops_all(launch):
@@ -53,23 +55,26 @@ def test_a_frozen_rank_stops_all(launch):
     ranks.wait_for("trouble")
     ranks.signal(1, signal.SIGSTOP)
     assert_all_stop(ranks, time.monotonic(), but=(1,))
-    assert "rank 2 waits for F1 of stage 1 from rank 1, which failed: its process has given no sign" in ranks.said(2)
+    assert re.search(WAITS + "its process has given no sign", ranks.said(2))
 
 
 @pytest.mark.parametrize(
     ("what", "message"),
     [
         ("raise", "F1 of stage 1: ValueError: no such luck"),
-        ("shape", "stage 1 gives tensor 0 of microbatch 1 as float32 (4, 4), wants a gradient; expected float32 (2, 4)"),
+        (
+            "shape",
+            "stage 1 gives tensor 0 of microbatch 1 as float32 (4, 4), wants a gradient; expected float32 (2, 4)",
+        ),
     ],
 )
 def test_a_rank_that_raises_stops_all(launch, what, message):
     ranks = launch("trouble", 3, at=1, what=what)
     ranks.wait_for("trouble")
     assert_all_stop(ranks, time.monotonic())
-    assert f"rank 1 failed: " in ranks.said(1)
+    assert "rank 1 failed: " in ranks.said(1)
     assert message in ranks.said(1)
-    assert "rank 2 waits for F1 of stage 1 from rank 1, which failed: " in ranks.said(2)
+    assert re.search(WAITS, ranks.said(2))
     assert message in ranks.said(2)
     assert message in ranks.said(0)
 

@@ -341,6 +341,11 @@ def test_a_trace_has_the_rows_of_the_timetable_in_an_order_that_can_be(placement
             if timed.op.kind is Kind.FORWARD and timed.op.stage:
                 before = timed.op.__class__(Kind.FORWARD, timed.op.stage - 1, timed.op.microbatch)
                 assert ends[before] <= timed.start_ns
+    starts = {timed.op: timed.start_ns for row in trace.steps[-1] for timed in row}
+    ends = {timed.op: timed.end_ns for row in trace.steps[-1] for timed in row}
+    for transfer in trace.transfers[-1]:
+        assert ends[transfer.tail] <= transfer.sent_ns <= transfer.taken_ns <= starts[transfer.head]
+        assert transfer.waited_ns <= transfer.taken_ns
     assert all(stage.forward_ns > 0 for stage in trace.profile().stages)
     assert [p.planned.op for p in trace.beside(table)] == [op for row in table.order.rows for op in row]
 

@@ -45,7 +45,7 @@ def ours():
 
 
 def test_a_stage_that_raises_is_named_and_everyone_stops():
-    pipe, stages = pipeline(1, 3, fails)
+    pipe, _ = pipeline(1, 3, fails)
     with pytest.raises(RunError) as caught:
         pipe.step(*pipes.batch(4))
     assert str(caught.value).startswith("rank 1 failed: F2 of stage 1: ValueError: no such luck")

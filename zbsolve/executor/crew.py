@@ -32,7 +32,7 @@ from zbsolve.executor.transports.protocol import Stopped
 __all__ = ["Crew"]
 
 _LOOK_S = 0.2
-_GRACE_S = 5.0
+_GRACE_S = 3.0
 
 
 class Crew:

@@ -67,6 +67,8 @@ class Desk:
         By microbatch, detached, as the loss function gave them.
     marks
         Start and end of every operation, by its place among the computes of the row.
+    passing
+        Three marks a message: sent, waited for from, taken; a rank fills in its own.
     divisor
         What the loss is divided by.
     scale
@@ -78,6 +80,7 @@ class Desk:
     targets: list[Any]
     losses: list[Any]
     marks: list[Any]
+    passing: list[Any]
     divisor: int = 1
     scale: float = 1.0
 
@@ -102,7 +105,7 @@ class Program:
     actions: list[Action] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     cut: int = 0
-    desk: Desk = field(default_factory=lambda: Desk([], [], [], [], []))
+    desk: Desk = field(default_factory=lambda: Desk([], [], [], [], [], []))
 
 
 def empty_desk(lowered: Lowered, rank: int, microbatches: int) -> Desk:
@@ -114,6 +117,7 @@ def empty_desk(lowered: Lowered, rank: int, microbatches: int) -> Desk:
         targets=[None] * microbatches,
         losses=[None] * microbatches,
         marks=[None] * (2 * computes),
+        passing=[None] * (3 * len(lowered.messages)),
     )
 
 
@@ -204,7 +208,7 @@ def training_program(
                 if extra is not None:
                     waiting_for_sends.append((action, extra))
         else:
-            made = message_call(action, desk, mail)
+            made = message_call(action, desk, mail, mark)
         if made is not None:
             program.actions.append(action)
             program.calls.append(made)
@@ -240,16 +244,17 @@ def evaluation_program(
             )  # fmt: skip
             program.ops.append(op)
         else:
-            made = message_call(action, desk, mail)
+            made = message_call(action, desk, mail, mark)
         if made is not None:
             program.actions.append(action)
             program.calls.append(made)
     return program
 
 
-def message_call(action: Action, desk: Desk, mail: Mail) -> Call | None:
+def message_call(action: Action, desk: Desk, mail: Mail, mark: Mark) -> Call | None:
     """The function of an action that is no compute, or None where it means nothing to the transport."""
-    letters, number = desk.mail, action.message
+    letters, passing, number = desk.mail, desk.passing, action.message
+    at = 3 * number
     if action.do is Do.POST:
         return mail.poster(number)
     if action.do is Do.COMPLETE:
@@ -258,7 +263,9 @@ def message_call(action: Action, desk: Desk, mail: Mail) -> Call | None:
         wait = mail.waiter(number)
 
         def take() -> None:
+            passing[at + 1] = mark()
             letters[number] = wait()
+            passing[at + 2] = mark()
 
         return take
     if action.do is Do.SEND:
@@ -267,6 +274,7 @@ def message_call(action: Action, desk: Desk, mail: Mail) -> Call | None:
         def give() -> None:
             tensors = letters[number]
             letters[number] = None
+            passing[at] = mark()
             send(tensors)
 
         return give

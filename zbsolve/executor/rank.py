@@ -75,7 +75,7 @@ class Rank:
         # device clocks tell differences only, so one mark is tied to the host's clock
         self.clock.settle()
         self.anchor: tuple[object, int] = self.clock.mark(), time.perf_counter_ns()
-        self.history: deque[tuple[int, list[Any]]] = deque(maxlen=KEPT_STEPS)
+        self.history: deque[tuple[int, list[Any], list[Any]]] = deque(maxlen=KEPT_STEPS)
         self.steps = 0
         self.has_first, self.has_last = 0 in self.stages, last_stage in self.stages
         self.at = [-1]
@@ -151,7 +151,7 @@ class Rank:
         if optimizer is not None and update:
             self._guarded(optimizer.step_begin, "in its optimizer")
         losses = desk.losses.copy()
-        self.history.append((self.steps, desk.marks.copy()))
+        self.history.append((self.steps, desk.marks.copy(), desk.passing.copy()))
         self.steps += 1
         desk.inputs[:] = desk.targets[:] = desk.losses[:] = [None] * self._microbatches
         return losses

@@ -107,6 +107,10 @@ class Pipeline:
         stall_s: float | None = None,
     ) -> None:
         self.timetable = timetable.timetable if isinstance(timetable, Solution) else timetable
+        if not isinstance(self.timetable, Timetable):
+            raise InvalidInput(
+                f"the timetable is a {type(self.timetable).__name__}; give a Timetable (simulate makes one of an order)"
+            )
         self.problem = self.timetable.problem
         if loss_reduction not in ("mean", "sum"):
             raise InvalidInput(f"loss_reduction is 'mean' or 'sum', got {loss_reduction!r}")
@@ -119,6 +123,7 @@ class Pipeline:
         placement = self.problem.placement
         lowered = lower(self.timetable)
         verify(lowered)
+        self._messages = lowered.messages
         forwards = lower(self.timetable, forward_only=True)
         verify(forwards)
         self.transport = transport if transport is not None else _default_transport(placement.ranks)
@@ -280,7 +285,7 @@ class Pipeline:
             ((rows, error),) = self._crew.run(self._all_rows)
         ops = [[timed.op for timed in row] for row in self.timetable.rows]
         peaks = [None] * len(ops) if len(self.ranks) < len(ops) else [_peak(rank) for rank in self.ranks]
-        return trace_of(self.problem, ops, rows, error, peaks)
+        return trace_of(self.problem, ops, self._messages, rows, error, peaks)
 
     def _all_rows(self, rank: Rank) -> tuple[list[Rows], int]:
         """The rows of all ranks by rank 0's clock, in every process, and how far the clocks can be apart."""
@@ -303,7 +308,8 @@ class Pipeline:
             count, first, theirs = (int(v) for v in told)
             error = max(error, theirs)
             kept = range(first, first + count)
-            like = torch.zeros((count, len(self.timetable.rows[other]), 2), dtype=torch.int64)
+            width = 2 * len(self.timetable.rows[other]) + 3 * len(self._messages)
+            like = torch.zeros((count, width), dtype=torch.int64)
             rows.append(from_tensor(endpoint.hear(other, [like], TRACE_TAG)[0], kept))
         return rows, 2 * error
 

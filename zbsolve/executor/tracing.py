@@ -11,29 +11,32 @@ import torch
 from zbsolve.errors import RunError
 from zbsolve.executor.rank import Rank
 from zbsolve.executor.transports.protocol import Endpoint
+from zbsolve.lowering import Message
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
 from zbsolve.timetable import TimedOp
-from zbsolve.trace import Trace
+from zbsolve.trace import Trace, Transfer
 
 __all__ = ["clock_offset", "measured_rows", "trace_of"]
 
 _PINGS = 12
 _TAG = (1 << 20) + 1
 
-Rows = dict[int, list[tuple[int, int]]]
-"""By step, start and end of each operation of a rank, in ns."""
+Rows = dict[int, list[int]]
+"""By step: start and end of each operation of a rank, then three times of each message of all ranks, in ns."""
+
+_NEVER = -(2**62)
 
 
 def measured_rows(rank: Rank) -> Rows:
-    """Start and end of every operation of the kept steps, in ns of this process's clock."""
+    """The times of the kept steps, in ns of this process's clock."""
     rank.clock.settle()
-    found: Rows = {}
     anchor, anchor_ns = rank.anchor
-    for step, marks in rank.history:
-        times = [anchor_ns + rank.clock.between(anchor, mark) for mark in marks]
-        found[step] = list(zip(times[::2], times[1::2], strict=True))
-    return found
+
+    def told(mark: Any) -> int:
+        return _NEVER if mark is None else anchor_ns + rank.clock.between(anchor, mark)
+
+    return {step: [told(mark) for mark in (*marks, *passing)] for step, marks, passing in rank.history}
 
 
 def clock_offset(endpoint: Endpoint, ranks: int) -> tuple[int, int]:
@@ -64,6 +67,7 @@ def clock_offset(endpoint: Endpoint, ranks: int) -> tuple[int, int]:
 def trace_of(
     problem: Problem,
     ops: Sequence[Sequence[Op]],
+    messages: Sequence[Message],
     rows: Sequence[Rows],
     clock_error_ns: int,
     peak_bytes: Sequence[int | None],
@@ -79,27 +83,43 @@ def trace_of(
     if not common:
         raise RunError("no step has been measured yet; run one first")
     # a row without operations has no times
-    first = min(min((start for start, _ in mine[common[0]]), default=2**62) for mine in rows)
-    steps = tuple(
-        tuple(
-            tuple(TimedOp(op, start - first, end - first) for op, (start, end) in zip(own, mine[step], strict=True))
-            for own, mine in zip(ops, rows, strict=True)
-        )
-        for step in common
+    first = min(mine[common[0]][0] for mine, own in zip(rows, ops, strict=True) if own)
+
+    def row(rank: int, step: int) -> tuple[TimedOp, ...]:
+        times = rows[rank][step]
+        return tuple(TimedOp(op, times[2 * i] - first, times[2 * i + 1] - first) for i, op in enumerate(ops[rank]))
+
+    def passed(step: int) -> tuple[Transfer, ...]:
+        found = []
+        for number, m in enumerate(messages):
+            if not m.local:
+                sent = rows[m.sender][step][2 * len(ops[m.sender]) + 3 * number]
+                at = 2 * len(ops[m.receiver]) + 3 * number
+                waited, taken = rows[m.receiver][step][at + 1 : at + 3]
+                found.append(
+                    Transfer(m.tail, m.head, m.sender, m.receiver, sent - first, waited - first, taken - first)
+                )
+        return tuple(found)
+
+    return Trace(
+        problem=problem,
+        steps=tuple(tuple(row(rank, step) for rank in range(len(ops))) for step in common),
+        transfers=tuple(passed(step) for step in common),
+        clock_error_ns=clock_error_ns,
+        peak_bytes=tuple(peak_bytes),
     )
-    return Trace(problem=problem, steps=steps, clock_error_ns=clock_error_ns, peak_bytes=tuple(peak_bytes))
 
 
 def as_tensor(rows: Rows, steps: Sequence[int]) -> torch.Tensor:
     """Rows as numbers, to be told to other ranks."""
-    return torch.tensor([[list(pair) for pair in rows[step]] for step in steps], dtype=torch.int64)
+    return torch.tensor([rows[step] for step in steps], dtype=torch.int64)
 
 
 def from_tensor(numbers: torch.Tensor, steps: Sequence[int]) -> Rows:
     """What `as_tensor` made."""
-    return {step: [(a, b) for a, b in row] for step, row in zip(steps, numbers.tolist(), strict=True)}
+    return dict(zip(steps, numbers.tolist(), strict=True))
 
 
-def shifted(rows: Mapping[int, Any], offset: int) -> Rows:
+def shifted(rows: Mapping[int, Sequence[int]], offset: int) -> Rows:
     """Rows by another clock."""
-    return {step: [(a + offset, b + offset) for a, b in row] for step, row in rows.items()}
+    return {step: [t if t == _NEVER else t + offset for t in row] for step, row in rows.items()}

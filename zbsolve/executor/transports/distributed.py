@@ -14,6 +14,7 @@ received, it is copied, since its slot may be refilled before its new owner is d
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from zbsolve.lowering import Lowered, Message
 __all__ = ["Distributed"]
 
 _ALIGNMENT = 64
+_CLOSING_S = 6.0
 
 
 class Distributed:
@@ -95,7 +97,12 @@ class Distributed:
     def abort(self) -> None:
         """Close all connections, so that every rank that waits for this one wakes up."""
         self._endpoint.drop()
-        self._close_groups()
+        # closing waits for what a frozen rank does not take, with the interpreter's lock held: only C can end that
+        faulthandler.dump_traceback_later(_CLOSING_S, exit=True)
+        try:
+            self._close_groups()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def close(self) -> None:
         """Say goodbye and close all connections."""

@@ -160,3 +160,22 @@ def test_whole_backwards_are_fused_where_allowed_and_else_adjacent():
         both = baseline(name, uniform(placements[wanted], 7))
         split = baseline(name, uniform(placements[wanted], 7, allow={"split"}))
         assert split.rows == tuple(tuple(part for op in row for part in op.parts) for row in both.rows)
+
+
+@pytest.mark.parametrize("ranks", [4, 6, 8])
+def test_a_short_last_group_makes_no_circle(ranks):
+    """Counts of warm-up forwards alone would make ranks wait for each other where m mod p is below p - 2."""
+    eased = set()
+    for microbatches in range(1, 4 * ranks):
+        problem = uniform(Placement.looped(ranks, 3), microbatches)
+        order = baseline("interleaved-1f1b", problem)
+        assert violations(problem, order) == ()
+        group = min(ranks, microbatches)
+        for rank, row in enumerate(order.rows):
+            ahead = 2 * group + 2 * (ranks - 1 - rank) + 1
+            balance = 0
+            for op in row:
+                balance += 1 if op.kind.letter == "F" else -1
+                if balance > ahead:
+                    eased.add(microbatches % ranks)
+    assert eased == set(range(1, ranks - 2))

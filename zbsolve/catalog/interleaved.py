@@ -78,61 +78,58 @@ class _Plan:
 # ------------------------------------------------------------------------------ whole backwards
 
 
-def _one_forward_one_backward(plan: _Plan) -> list[list[tuple[bool, Step]]]:
-    """For each rank whether a forward or a backward, and of what; issued so that all can finish."""
-    count, ranks, last = len(plan.forwards), len(plan.lap), plan.chunks - 1
-    rows: list[list[tuple[bool, Step]]] = [[] for _ in plan.lap]
-    forwards, backwards = [0] * ranks, [0] * ranks
-    warm_up = [plan.warm_up(place, 2) for place in range(ranks)]
-    done: set[tuple[int, bool, Step]] = set()
+class _Issue:
+    """The rows of all ranks, issued side by side so that all can finish: (forward or not, step)."""
 
-    def ready(place: int, forward: bool) -> bool:
-        if forward:
-            chunk, j = plan.forwards[forwards[place]]
-            if place:
-                return (place - 1, True, (chunk, j)) in done
-            return not chunk or (ranks - 1, True, (chunk - 1, j)) in done
-        chunk, j = plan.backwards[backwards[place]]
-        if place < ranks - 1:
-            return (place + 1, False, (chunk, j)) in done
-        if chunk < last:
-            return (0, False, (chunk + 1, j)) in done
-        return (place, True, (chunk, j)) in done
+    def __init__(self, plan: _Plan) -> None:
+        self.plan, self.ranks = plan, len(plan.lap)
+        self.warm_up = [plan.warm_up(place, 2) for place in range(self.ranks)]
+        self.forwards, self.backwards = [0] * self.ranks, [0] * self.ranks
+        self.rows: list[list[tuple[bool, Step]]] = [[] for _ in plan.lap]
+        self.done: set[tuple[int, bool, Step]] = set()
 
-    def issue(place: int, forward: bool) -> None:
-        at, steps = (forwards, plan.forwards) if forward else (backwards, plan.backwards)
-        step = steps[at[place]]
+    def run(self) -> list[list[tuple[bool, Step]]]:
+        places = range(self.ranks)
+        while any(made < len(self.plan.backwards) for made in self.backwards):
+            moved = [self.issue(place, forward=self.is_at_forward(place)) for place in places]
+            # the first forward in the sequence that is not done has its input, so some rank can always go on;
+            # the one nearest to the loss is the one whose forwards the others lack
+            if not any(moved):
+                any(self.issue(place, forward=True) for place in reversed(places))
+        return self.rows
+
+    def is_at_forward(self, place: int) -> bool:
+        """Whether a forward comes next: one for every backward, beyond the warm-up."""
+        ahead = self.warm_up[place] + self.backwards[place] + 1
+        return self.forwards[place] < min(len(self.plan.forwards), ahead)
+
+    def issue(self, place: int, *, forward: bool) -> bool:
+        """Issue the next forward or backward of a rank, if there is one and its input is there."""
+        at, steps = (self.forwards, self.plan.forwards) if forward else (self.backwards, self.plan.backwards)
+        if at[place] == len(steps) or not self.is_there(place, forward, steps[at[place]]):
+            return False
+        self.rows[place].append((forward, steps[at[place]]))
+        self.done.add((place, forward, steps[at[place]]))
         at[place] += 1
-        rows[place].append((forward, step))
-        done.add((place, forward, step))
-
-    def step(place: int) -> bool:
-        if backwards[place] == count:
-            return False
-        forward = forwards[place] < min(count, warm_up[place] + backwards[place] + 1)
-        if not ready(place, forward):
-            return False
-        issue(place, forward)
         return True
 
-    def let_forward_pass(place: int) -> bool:
-        if forwards[place] == count or not ready(place, True):
-            return False
-        issue(place, True)
-        return True
-
-    while any(made < count for made in backwards):
-        moved = [step(place) for place in range(ranks)]
-        if not any(moved):
-            # the rank nearest to the loss that can: it is the one whose forwards the others lack
-            next(place for place in reversed(range(ranks)) if let_forward_pass(place))
-    return rows
+    def is_there(self, place: int, forward: bool, step: Step) -> bool:
+        chunk, microbatch = step
+        if forward:
+            if place:
+                return (place - 1, True, step) in self.done
+            return not chunk or (self.ranks - 1, True, (chunk - 1, microbatch)) in self.done
+        if place < self.ranks - 1:
+            return (place + 1, False, step) in self.done
+        if chunk < self.plan.chunks - 1:
+            return (0, False, (chunk + 1, microbatch)) in self.done
+        return (place, True, step) in self.done
 
 
 def _interleaved(problem: Problem, name: str, grouping: Callable[[int, int], list[range]]) -> Order:
     plan = _Plan.of(problem, name, grouping)
     rows: dict[int, list[Op]] = {}
-    for place, (rank, steps) in enumerate(zip(plan.lap, _one_forward_one_backward(plan), strict=True)):
+    for place, (rank, steps) in enumerate(zip(plan.lap, _Issue(plan).run(), strict=True)):
         rows[rank] = []
         for forward, (chunk, microbatch) in steps:
             stage = plan.stage(place, chunk)

@@ -403,7 +403,7 @@ class Pipeline:
         if own is None:
             return everyone
         for values in mine:
-            for other in holders:
+            for other in sorted(set(ends)):
                 if values is not None and other != rank.number:
                     rank.endpoint.tell(other, values)
         for microbatch, end in enumerate(ends):

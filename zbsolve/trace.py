@@ -125,18 +125,16 @@ class Trace:
 
     @property
     def period_ns(self) -> int:
-        """The time of a step when steps follow each other: the median of how far apart their last ends are, on
-        the slowest rank. Of a single step, the longest that a rank is busy from its first start to its last end.
+        """The time of a step when steps follow each other, on the slowest rank: between the ends of the first
+        and the last step, by the steps between; the first step, which starts cold, is left out where there are
+        more than two. Of a single step, the longest that a rank is busy from its first start to its last end.
         """
         busy = [rank for rank, row in enumerate(self.steps[0]) if row]
-        if len(self.steps) == 1:
-            rows = self.steps[0]
-            return max((rows[r][-1].end_ns - rows[r][0].start_ns for r in busy), default=0)
-        laps = [
-            max(after[r][-1].end_ns - before[r][-1].end_ns for r in busy)
-            for before, after in zip(self.steps, self.steps[1:], strict=False)
-        ]
-        return round(statistics.median(laps)) if busy else 0
+        first, last = self.steps[1 if len(self.steps) > 2 else 0], self.steps[-1]
+        laps = len(self.steps) - (2 if len(self.steps) > 2 else 1)
+        if not laps:
+            return max((first[r][-1].end_ns - first[r][0].start_ns for r in busy), default=0)
+        return max((last[r][-1].end_ns - first[r][-1].end_ns for r in busy), default=0) // laps
 
     def timetable(self, step: int = -1) -> Timetable:
         """One step's measured times as a timetable of the same problem, for drawing; its first start is 0."""

@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.executor import pipes
 from tests.executor.test_pipeline import Several, adam
 from zbsolve.executor.gradients import plain_gradients
 from zbsolve.executor.runtime import Pipeline
+from zbsolve.executor.transports import Distributed
 from zbsolve.placement import Placement
 
 PLACEMENTS = {
@@ -78,6 +80,24 @@ def post_validation(rank: int, directory: Path) -> None:
             found.append([tensor.clone() for stage in state.values() for tensor in stage.values()])
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)), name
         print(name, "done", flush=True)
+
+
+def side_by_side(rank: int, directory: Path) -> None:
+    """Two pipelines of two ranks each, as data parallelism has them."""
+    pipelines = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    replicas = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine, stage = pipelines[rank % 2], rank // 2
+    stages, whole = pipes.model(2), pipes.batch(8)
+    reference, _ = plain_gradients(pipes.clones(stages), whole, pipes.square_loss, 8)
+    half = [tensor.chunk(2)[rank % 2] for tensor in whole]
+    table = pipes.timetable(Placement.linear(2), 4, 1)
+    for _ in range(2):
+        with Pipeline(table, {stage: stages[stage]}, pipes.square_loss, transport=Distributed(mine)) as pipe:
+            pipe.zero_grad()
+            pipe.step(*half)
+            for key, (gradient,) in pipes.gradients(pipe).items():
+                dist.all_reduce(gradient, group=replicas[stage])
+                torch.testing.assert_close(gradient / 2, reference[key])
 
 
 class Passes(nn.Module):

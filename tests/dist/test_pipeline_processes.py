@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -27,10 +31,43 @@ def launch(tmp_path):
         ranks.end()
 
 
-@pytest.mark.parametrize("scenario", ["equality", "post_validation", "tensors"])
+@pytest.mark.parametrize("scenario", ["equality", "post_validation", "tensors", "side_by_side"])
 def test_processes_compute_what_one_process_computes(launch, scenario):
     ranks = launch(scenario, 4)
     assert ranks.wait() == [0] * 4, ranks.said()
+
+
+SCRIPT = """
+import sys
+import torch
+from tests.executor import pipes
+from zbsolve.executor.runtime import Pipeline
+from zbsolve.placement import Placement
+
+torch.set_num_threads(1)
+data = pipes.batch(4)
+with Pipeline(pipes.timetable(Placement.linear(2), 4), pipes.model(2), pipes.square_loss) as pipe:
+    losses = pipe.steps([data] * 2)
+    rank = pipe.ranks[0].number if len(pipe.ranks) == 1 else "all"
+    open(sys.argv[1] + f"/{rank}", "w").write(str(losses[-1]))
+"""
+
+
+def test_one_script_runs_in_one_process_and_under_torchrun(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    root = Path(__file__).parent.parent.parent
+    variables = {**os.environ, "PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for command in ([], launcher):
+        subprocess.run(
+            [sys.executable, *command, str(script), str(tmp_path)],
+            cwd=root, env=variables, check=True, timeout=120, capture_output=True,
+        )  # fmt: skip
+    said = {name: (tmp_path / name).read_text() for name in ("all", "0", "1")}
+    assert said["0"] == "None"
+    assert said["1"] == said["all"]
+    assert said["all"].startswith("tensor(")
 
 
 def assert_all_stop(ranks, since, *, but=()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -14,14 +14,13 @@ from zbsolve.executor.boundary import Boundary, described
 from zbsolve.executor.clock import Clock, clock_of
 from zbsolve.executor.optimizer import PostValidatedOptimizer, Validation
 from zbsolve.executor.program import Call, Program, StageWork, evaluation_program, training_program
-from zbsolve.executor.replicas import ReplicaSum
 from zbsolve.executor.story import waiting_for
 from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped
 from zbsolve.executor.updating import WarmUp
 from zbsolve.lowering import Action, Do, Lowered
 from zbsolve.ops import Kind
 
-__all__ = ["Rank", "RankFailure"]
+__all__ = ["Around", "Rank", "RankFailure"]
 
 KEPT_STEPS = 256
 """Steps whose times are kept for a trace."""
@@ -29,6 +28,26 @@ KEPT_STEPS = 256
 
 class RankFailure(RunError):
     """A rank failed by itself; what happened is its cause."""
+
+
+class Around(Protocol):
+    """What gathers a rank's gradients around a step, ahead of the optimizer; `ReplicaSum` is one.
+
+    ::
+
+        begin        before the first operation
+        complete     once for each stage, right after its last weight gradient
+        end          after the row
+    """
+
+    def begin(self) -> None:
+        """A step starts."""
+
+    def complete(self, stage: int) -> None:
+        """The gradients of a stage are complete on this rank; its row goes on meanwhile."""
+
+    def end(self) -> None:
+        """Return once the gradients are what the optimizer is to see."""
 
 
 class Rank:
@@ -71,7 +90,7 @@ class Rank:
         self.optimizer: PostValidatedOptimizer | None = None
         self.validations: deque[Validation] = deque(maxlen=KEPT_STEPS)
         self.alone = False
-        self.replicas: ReplicaSum | None = None
+        self.around: list[Around] = []
         # device clocks tell differences only, so one mark is tied to the host's clock
         self.clock.settle()
         self.anchor: tuple[object, int] = self.clock.mark(), time.perf_counter_ns()
@@ -117,8 +136,8 @@ class Rank:
 
     def _after_last_weight(self, stage: int) -> Call:
         def complete() -> None:
-            if self.replicas is not None:
-                self.replicas.complete(stage)
+            for around in self.around:
+                around.complete(stage)
 
         return complete
 
@@ -140,14 +159,14 @@ class Rank:
         desk, optimizer = self.training.desk, self.optimizer
         desk.inputs[:], desk.targets[:] = inputs, targets
         desk.divisor = divisor
-        if self.replicas is not None:
-            self._guarded(self.replicas.begin, "before its first operation")
+        for around in self.around:
+            self._guarded(around.begin, "before its first operation")
         if optimizer is None or not optimizer.pending:
             self._run(self.training)
         else:
             self._run_and_validate(optimizer)
-        if self.replicas is not None:
-            self._guarded(self.replicas.end, "while summing the gradients of replicas")
+        for around in self.around:
+            self._guarded(around.end, "while its gradients are reduced")
         if optimizer is not None and update:
             self._guarded(optimizer.step_begin, "in its optimizer")
         losses = desk.losses.copy()

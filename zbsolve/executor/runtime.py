@@ -184,7 +184,7 @@ class Pipeline:
             if shared:
                 rank.endpoint.befriend(sorted({r for holders in shared.values() for r in holders} - {rank.number}))
                 modules = {s: rank.stages[s].module for s in shared}
-                rank.replicas = ReplicaSum(rank.endpoint, modules, shared)
+                rank.around.append(ReplicaSum(rank.endpoint, modules, shared))
 
     def close(self) -> None:
         """Let go of all connections; the pipeline cannot be used any more."""
@@ -403,7 +403,7 @@ class Pipeline:
         if own is None:
             return everyone
         for values in mine:
-            for other in holders:
+            for other in sorted(set(ends)):
                 if values is not None and other != rank.number:
                     rank.endpoint.tell(other, values)
         for microbatch, end in enumerate(ends):

@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ _LAST_WORDS_S = 0.5
 _GOODBYE_S = 30.0
 _GONE = "gone"
 
-_count = 0
+_made: Counter[tuple[int, ...]] = Counter()
 
 
 class Health:
@@ -50,11 +51,11 @@ class Health:
     """
 
     def __init__(self, rank: int, ranks: int, members: Sequence[int]) -> None:
-        global _count  # noqa: PLW0603 - every process makes its pipelines in the same order
-        _count += 1
+        # all members make their pipelines in the same order, so these counts agree
+        _made[tuple(members)] += 1
         self.rank = rank
         self.ranks = ranks
-        name = f"zbsolve/{'-'.join(map(str, members))}/{_count}"
+        name = f"zbsolve/{'-'.join(map(str, members))}/{_made[tuple(members)]}"
         store: Any = dist.distributed_c10d._get_default_store()
         # a client of its own: the main thread may hold the other while it waits
         with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):

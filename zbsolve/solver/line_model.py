@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from zbsolve.solver.line import Line, LineRank
@@ -30,7 +31,7 @@ from zbsolve.solver.line import Line, LineRank
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-__all__ = ["Answer", "Limits", "Question", "ask"]
+__all__ = ["Answer", "Limits", "Question", "ask", "refute"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,43 @@ class Answer:
     final: bool
     found: bool
     work: float
+
+
+def refute(line: Line, question: Question, limits: Limits, step: int) -> tuple[Answer, int]:
+    """Raise the least answer by asking in steps whether there is any a little above what is proven.
+
+    A tight upper limit fixes much before the search begins, so "none up to here" is shown far sooner than
+    a bound of the same height for answers of any size.
+
+    Parameters
+    ----------
+    step
+        How far above the least to ask first; doubled whenever that is refuted.
+
+    Returns
+    -------
+    What is proven, as `ask` says it, and the step to go on with another time.
+    """
+    end = time.perf_counter() + limits.seconds
+    least, work = question.least, 0.0
+    while True:
+        left = None if limits.deterministic is None else limits.deterministic - work
+        most = min(question.most, least + max(0, step))
+        answer = ask(
+            line,
+            replace(question, least=least, most=most),
+            replace(limits, seconds=end - time.perf_counter(), deterministic=left),
+        )
+        work += answer.work
+        least = max(least, answer.least)
+        if answer.least <= most:
+            step = step if answer.final else max(1, step // 4)
+            return Answer(least=least, final=answer.final, found=answer.found, work=work), step
+        if most >= question.most:
+            return Answer(least=least, final=True, found=False, work=work), step
+        step *= 2
+        if time.perf_counter() >= end or (limits.deterministic is not None and work >= limits.deterministic):
+            return Answer(least=least, final=False, found=False, work=work), step
 
 
 def ask(line: Line, question: Question, limits: Limits) -> Answer:

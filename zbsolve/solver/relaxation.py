@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
 from zbsolve.solver.line import Line, exact_unit, good_unit, read_line, reads
-from zbsolve.solver.line_model import Limits, Question, ask
+from zbsolve.solver.line_model import Limits, Question, refute
 from zbsolve.solver.windows import Windows, climb
 
 __all__ = ["KINDS", "Relaxation", "improve_bound", "parse_name"]
@@ -35,6 +35,9 @@ KINDS = frozenset({"rank-subset", "quantised", "windows"})
 
 _MOST_OPERATIONS = 6_000
 """Models beyond this are not over with their preparations in time."""
+
+_FIRST_STEP = 16
+"""What part of the gap it is first tried to close."""
 
 _FIRST_PATIENCE = 1.0
 """Deterministic time for one question about a subset in the first round."""
@@ -235,6 +238,7 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
     sizes = (*(size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32) if size < len(order)), len(order))
     fitting = [size for size in sizes if 3 * size * problem.microbatches <= _MOST_OPERATIONS]
     open_ = [(size, unit) for size in fitting for unit in lines]
+    steps: dict[tuple[int, int], int] = {}
     patience = _FIRST_PATIENCE
     while open_:
         for task in tuple(open_):
@@ -246,7 +250,8 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
                 least=run.best.value_ns // unit,
                 most=run.incumbent_ns // unit,
             )
-            answer = ask(lines[unit], question, run.limits(patience))
+            step = steps.get(task, 1 + (question.most - question.least) // _FIRST_STEP)
+            answer, steps[task] = refute(lines[unit], question, run.limits(patience), step)
             run.work += answer.work
             given = None if unit == exact else unit
             whole = size == len(order) and given is not None

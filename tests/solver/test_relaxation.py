@@ -14,9 +14,10 @@ from zbsolve.placement import Placement
 from zbsolve.problem import Problem
 from zbsolve.profile import Profile
 from zbsolve.solution import Bound
+from zbsolve.solver import solve
 from zbsolve.solver.certificate import verify_bound
 from zbsolve.solver.line import exact_unit, good_unit, read_line
-from zbsolve.solver.line_model import Limits, Question, ask
+from zbsolve.solver.line_model import Limits, Question, ask, build
 from zbsolve.solver.relaxation import improve_bound, parse_name
 from zbsolve.solver.windows import Windows, climb
 
@@ -75,6 +76,62 @@ def test_never_above_the_optimum(block):
         tried += 1
         exact += max(everything, lower_bound(problem).value_ns) == value
     assert exact >= 0.85 * tried
+
+
+def starts_of(timetable, line, unit: int):
+    """F's, gradients and W's of the line's ranks as a timetable has them, first in, first out, in whole units."""
+    problem = timetable.problem
+    rows = []
+    for rank, stage in zip(problem.placement.routes[0], line.ranks, strict=True):
+        starts = {kind: [] for kind in "FBW"}
+        for timed in timetable.rank(rank):
+            letter = timed.op.kind.letter
+            starts[letter[0]].append(timed.start_ns)
+            if letter == "BW":
+                starts["W"].append(timed.start_ns + stage.gradient * unit)
+        rows.append({kind: sorted(times) for kind, times in starts.items()})
+    first = rows[0]["F"][0]
+    return [{kind: [(t - first) // unit for t in times] for kind, times in row.items()} for row in rows]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_timetable_of_the_problem_is_one_of_the_line(seed):
+    """Put its times in for the variables: nothing that the model says may forbid them."""
+    from ortools.sat.python import cp_model
+
+    rng = random.Random(f"embed {seed}")
+    checked = 0
+    while checked < 6:
+        ranks = rng.choice((2, 3, 4))
+        problem = tight(rng, ((ranks, 1),))
+        problem = replace(problem, microbatches=rng.randint(3, 9), route_of=None, memory_limit=problem.limit_bytes)
+        above = rng.choice((0, 3, 12))
+        limits = tuple(least + rng.randint(0, above) for least in smallest_limits(problem))
+        problem = replace(problem, memory_limit=limits)
+        solution = solve(problem, work_limit=60, time_limit_s=20.0, workers=1, seed=seed)
+        if not solution.value_ns:
+            continue
+        checked += 1
+        unit = rng.choice((1, 2, 3)) if problem.allow != {"split", "fused"} else 1
+        line = read_line(problem, unit)
+        question = Question(
+            kind="whole", microbatches=problem.microbatches, kept=range(ranks), most=solution.value_ns // unit
+        )
+        built = build(line, question)
+        for row, found in zip(built.ranks, starts_of(solution.timetable, line, unit), strict=True):
+            for variables, times in (
+                (row.forwards, found["F"]),
+                (row.gradients, found["B"]),
+                (row.weights, found["W"]),
+            ):
+                # a line without W may have it at any time
+                if variables is not row.weights or len(times) == len(variables):
+                    for variable, time in zip(variables, times, strict=True):
+                        built.model.add(variable == time)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.max_deterministic_time = 5.0
+        assert solver.solve(built.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE), (problem, unit)
 
 
 def proven(problem: Problem, value: int, work: float = 3.0) -> list[Bound]:

@@ -12,7 +12,7 @@ from tests.solver.instances import instance, unequal
 from zbsolve.bounds import lower_bound, lower_bounds, smallest_limits
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Profile
+from zbsolve.profile import Link, Profile
 from zbsolve.solution import Bound
 from zbsolve.solver import solve
 from zbsolve.solver.certificate import verify_bound
@@ -76,6 +76,24 @@ def test_never_above_the_optimum(block):
         tried += 1
         exact += max(everything, lower_bound(problem).value_ns) == value
     assert exact >= 0.85 * tried
+
+
+def test_a_weight_may_wait_until_after_the_last_forward_of_a_prefix():
+    """Room for one microbatch; its W runs beside the next, which must not wait for it."""
+    profile = Profile.uniform(
+        2, forward_ns=6, backward_input_ns=7, backward_weight_ns=2, activation_bytes=2, backward_weight_bytes=0
+    )
+    problem = Problem(
+        profile=replace(profile, link=Link(latency_ns=4)),
+        placement=Placement.linear(2),
+        microbatches=2,
+        memory_limit=(2, 3),
+        allow=frozenset({"split"}),
+    )
+    value = optimum(problem)[0]
+    assert value == 70
+    assert windows_of(problem, 1, value) == 70
+    assert least_of(problem, 1, (0, 1), value) == 70
 
 
 def starts_of(timetable, line, unit: int):

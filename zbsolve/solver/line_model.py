@@ -265,14 +265,14 @@ def _rank(
 ) -> Starts:
     """Variables of one rank, and what holds of every rank by itself.
 
-    F's and gradients of all ranks lie before the horizon. W's may come later on other ranks, but no
-    later than one after the other from there on.
+    F's and gradients of all ranks start before the horizon. W's may come later, but no later than one after the
+    other once the last of those is over.
     """
 
     def starts(count: int, latest: int) -> list[cp_model.IntVar]:
         return [model.new_int_var(0, latest, "") for _ in range(count)]
 
-    latest = horizon + gradients * cost.weight
+    latest = horizon + max(cost.forward, cost.gradient) + gradients * cost.weight
     rank = Starts(
         cost, starts(forwards, horizon), starts(gradients, horizon), starts(gradients, latest) if kept else []
     )

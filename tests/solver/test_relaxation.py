@@ -10,6 +10,7 @@ import pytest
 from tests.oracle import optimum, tiny_problem
 from tests.solver.instances import instance, unequal
 from zbsolve.bounds import lower_bound, lower_bounds, smallest_limits
+from zbsolve.errors import Infeasible
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
 from zbsolve.profile import Link, Profile
@@ -200,6 +201,9 @@ def test_rounded_and_exact_names_are_verified_and_refuted():
         assert verify_bound(problem, name, best.value_ns // 2).ok, name
         assert verify_bound(problem, name, 3 * best.value_ns).status == "wrong", name
     assert verify_bound(problem, "windows[3+3,at=1]", best.value_ns // 2).ok
+    for name in ("rank-subset[0,1,2]", "windows[3+3,at=0]", "quantised[u=1000]"):
+        assert verify_bound(problem, name, 0).ok
+        assert verify_bound(problem, name, 1).ok
     assert verify_bound(problem, "windows[3+3,at=1]", 3 * best.value_ns).status == "wrong"
 
 
@@ -240,6 +244,30 @@ def test_several_stages_a_rank_keep_their_bound():
     best = lower_bound(problem)
     assert improve_bound(problem, incumbent_ns=10**6, best=best, time_limit_s=5.0) == best
     assert verify_bound(problem, "rank-subset[0,1]", 1).status == "wrong"
+
+
+@pytest.mark.parametrize("objective", ["period", "makespan"])
+def test_huge_numbers_and_no_incumbent_do_no_harm(objective):
+    small = unequal(microbatches=4, memory_limit="0.67x", objective=objective)
+    best = next(bound for bound in lower_bounds(small) if bound.name == "load")
+    least = improve_bound(small, incumbent_ns=2**63, best=best, work_limit=4.0, time_limit_s=30.0)
+    assert least.value_ns >= lower_bound(small).value_ns
+    factor = 2**45
+    huge = unequal(microbatches=4, memory_limit="0.67x", objective=objective, scale=factor)
+    for value in (factor, 2**63):
+        found = improve_bound(huge, incumbent_ns=2**63, best=Bound(value, "load"), work_limit=1.0, time_limit_s=30.0)
+        assert value <= found.value_ns <= max(value, least.value_ns * factor)
+    for name in ("rank-subset[0]", "windows[2+2,at=0]", "quantised[u=1]"):
+        assert verify_bound(huge, name, 2**62, time_limit_s=5.0).status != "verified"
+        assert verify_bound(small, name, 2**62, time_limit_s=5.0).status == "wrong"
+
+
+def test_a_limit_that_nothing_fits_is_refused():
+    problem = unequal(memory_limit=3)
+    with pytest.raises(Infeasible, match="no timetable fits"):
+        improve_bound(problem, incumbent_ns=10**6, best=Bound(1, "load"), time_limit_s=1.0)
+    with pytest.raises(Infeasible, match="no timetable fits"):
+        verify_bound(problem, "rank-subset[0]", 1)
 
 
 def test_names_read_back():

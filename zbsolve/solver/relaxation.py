@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
 from zbsolve.solver.line import Line, exact_unit, good_unit, read_line, reads
@@ -140,8 +141,12 @@ def improve_bound(
     Infeasible
         If no timetable fits the memory limit.
     """
-    run = _Run(best, incumbent_ns, time.perf_counter() + time_limit_s, work_limit, seed, on_bound)
-    if not reads(problem) or run.over:
+    refuse_infeasible(read_costs(problem))
+    if not reads(problem):
+        return best
+    most_ns = min(incumbent_ns, read_line(problem, 1).serial)  # where no good timetable is known yet
+    run = _Run(best, most_ns, time.perf_counter() + time_limit_s, work_limit, seed, on_bound)
+    if run.over:
         return best
     arms = [_windows(problem, run), _subsets(problem, run)]
     if workers > 1 and work_limit is None:
@@ -202,8 +207,11 @@ class _Run:
 
 def _windows(problem: Problem, run: _Run) -> Iterator[float]:
     """Windows of growing size, in rounds of growing patience; yields the work of each question."""
-    unit = exact_unit(problem)
+    unit, given = exact_unit(problem), None
     line = read_line(problem, unit)
+    if not line.handy:
+        unit = given = good_unit(problem, run.incumbent_ns)
+        line = read_line(problem, unit)
     ranks, mark, place = len(line.ranks), _slowest(line), problem.placement.routes[0]
     longest = min(line.microbatches, _MOST_OPERATIONS // (3 * ranks))
     if line.ranks[mark].in_flight >= longest:
@@ -212,7 +220,7 @@ def _windows(problem: Problem, run: _Run) -> Iterator[float]:
     for work in climb(windows, longest=longest, limits=run.limits):
         run.work += work
         least, sizes = windows.best()
-        run.offer(least * unit, Relaxation(kind="windows", numbers=sizes, at=place[mark]).name)
+        run.offer(least * unit, Relaxation(kind="windows", numbers=sizes, at=place[mark], unit_ns=given).name)
         yield work
 
 
@@ -234,7 +242,8 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
     """
     exact, rounded = exact_unit(problem), good_unit(problem, run.incumbent_ns)
     place, lines = problem.placement.routes[0], {unit: read_line(problem, unit) for unit in (rounded, exact)}
-    order = _promising(lines[exact])
+    lines = {unit: line for unit, line in lines.items() if line.handy}
+    order = _promising(read_line(problem, 1))
     sizes = (*(size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32) if size < len(order)), len(order))
     fitting = [size for size in sizes if 3 * size * problem.microbatches <= _MOST_OPERATIONS]
     open_ = [(size, unit) for size in fitting for unit in lines]

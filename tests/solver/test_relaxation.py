@@ -10,13 +10,15 @@ import pytest
 from tests.oracle import optimum, tiny_problem
 from tests.solver.instances import instance, unequal
 from zbsolve.bounds import lower_bound, lower_bounds, smallest_limits
+from zbsolve.errors import Infeasible
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Profile
+from zbsolve.profile import Link, Profile
 from zbsolve.solution import Bound
+from zbsolve.solver import solve
 from zbsolve.solver.certificate import verify_bound
 from zbsolve.solver.line import exact_unit, good_unit, read_line
-from zbsolve.solver.line_model import Limits, Question, ask
+from zbsolve.solver.line_model import Limits, Question, ask, build
 from zbsolve.solver.relaxation import improve_bound, parse_name
 from zbsolve.solver.windows import Windows, climb
 
@@ -77,6 +79,80 @@ def test_never_above_the_optimum(block):
     assert exact >= 0.85 * tried
 
 
+def test_a_weight_may_wait_until_after_the_last_forward_of_a_prefix():
+    """Room for one microbatch; its W runs beside the next, which must not wait for it."""
+    profile = Profile.uniform(
+        2, forward_ns=6, backward_input_ns=7, backward_weight_ns=2, activation_bytes=2, backward_weight_bytes=0
+    )
+    problem = Problem(
+        profile=replace(profile, link=Link(latency_ns=4)),
+        placement=Placement.linear(2),
+        microbatches=2,
+        memory_limit=(2, 3),
+        allow=frozenset({"split"}),
+    )
+    value = optimum(problem)[0]
+    assert value == 70
+    assert windows_of(problem, 1, value) == 70
+    assert least_of(problem, 1, (0, 1), value) == 70
+
+
+def starts_of(timetable, line, unit: int):
+    """F's, gradients and W's of the line's ranks as a timetable has them, first in, first out, in whole units."""
+    problem = timetable.problem
+    rows = []
+    for rank, stage in zip(problem.placement.routes[0], line.ranks, strict=True):
+        starts = {kind: [] for kind in "FBW"}
+        for timed in timetable.rank(rank):
+            letter = timed.op.kind.letter
+            starts[letter[0]].append(timed.start_ns)
+            if letter == "BW":
+                starts["W"].append(timed.start_ns + stage.gradient * unit)
+        rows.append({kind: sorted(times) for kind, times in starts.items()})
+    first = rows[0]["F"][0]
+    return [{kind: [(t - first) // unit for t in times] for kind, times in row.items()} for row in rows]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_timetable_of_the_problem_is_one_of_the_line(seed):
+    """Put its times in for the variables: nothing that the model says may forbid them."""
+    from ortools.sat.python import cp_model
+
+    rng = random.Random(f"embed {seed}")
+    checked = 0
+    while checked < 6:
+        ranks = rng.choice((2, 3, 4))
+        problem = tight(rng, ((ranks, 1),))
+        problem = replace(problem, microbatches=rng.randint(3, 9), route_of=None, memory_limit=problem.limit_bytes)
+        above = rng.choice((0, 3, 12))
+        limits = tuple(least + rng.randint(0, above) for least in smallest_limits(problem))
+        problem = replace(problem, memory_limit=limits)
+        solution = solve(problem, work_limit=60, time_limit_s=20.0, workers=1, seed=seed)
+        if not solution.value_ns:
+            continue
+        checked += 1
+        unit = rng.choice((1, 2, 3)) if problem.allow != {"split", "fused"} else 1
+        line = read_line(problem, unit)
+        question = Question(
+            kind="whole", microbatches=problem.microbatches, kept=range(ranks), most=solution.value_ns // unit
+        )
+        built = build(line, question)
+        for row, found in zip(built.ranks, starts_of(solution.timetable, line, unit), strict=True):
+            for variables, times in (
+                (row.forwards, found["F"]),
+                (row.gradients, found["B"]),
+                (row.weights, found["W"]),
+            ):
+                # a line without W may have it at any time
+                if variables is not row.weights or len(times) == len(variables):
+                    for variable, time in zip(variables, times, strict=True):
+                        built.model.add(variable == time)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.max_deterministic_time = 5.0
+        assert solver.solve(built.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE), (problem, unit)
+
+
 def proven(problem: Problem, value: int, work: float = 3.0) -> list[Bound]:
     """Every bound that improves on load, of a problem whose best timetable is not given away."""
     told: list[Bound] = []
@@ -125,6 +201,9 @@ def test_rounded_and_exact_names_are_verified_and_refuted():
         assert verify_bound(problem, name, best.value_ns // 2).ok, name
         assert verify_bound(problem, name, 3 * best.value_ns).status == "wrong", name
     assert verify_bound(problem, "windows[3+3,at=1]", best.value_ns // 2).ok
+    for name in ("rank-subset[0,1,2]", "windows[3+3,at=0]", "quantised[u=1000]"):
+        assert verify_bound(problem, name, 0).ok
+        assert verify_bound(problem, name, 1).ok
     assert verify_bound(problem, "windows[3+3,at=1]", 3 * best.value_ns).status == "wrong"
 
 
@@ -165,6 +244,30 @@ def test_several_stages_a_rank_keep_their_bound():
     best = lower_bound(problem)
     assert improve_bound(problem, incumbent_ns=10**6, best=best, time_limit_s=5.0) == best
     assert verify_bound(problem, "rank-subset[0,1]", 1).status == "wrong"
+
+
+@pytest.mark.parametrize("objective", ["period", "makespan"])
+def test_huge_numbers_and_no_incumbent_do_no_harm(objective):
+    small = unequal(microbatches=4, memory_limit="0.67x", objective=objective)
+    best = next(bound for bound in lower_bounds(small) if bound.name == "load")
+    least = improve_bound(small, incumbent_ns=2**63, best=best, work_limit=4.0, time_limit_s=30.0)
+    assert least.value_ns >= lower_bound(small).value_ns
+    factor = 2**45
+    huge = unequal(microbatches=4, memory_limit="0.67x", objective=objective, scale=factor)
+    for value in (factor, 2**63):
+        found = improve_bound(huge, incumbent_ns=2**63, best=Bound(value, "load"), work_limit=1.0, time_limit_s=30.0)
+        assert value <= found.value_ns <= max(value, least.value_ns * factor)
+    for name in ("rank-subset[0]", "windows[2+2,at=0]", "quantised[u=1]"):
+        assert verify_bound(huge, name, 2**62, time_limit_s=5.0).status != "verified"
+        assert verify_bound(small, name, 2**62, time_limit_s=5.0).status == "wrong"
+
+
+def test_a_limit_that_nothing_fits_is_refused():
+    problem = unequal(memory_limit=3)
+    with pytest.raises(Infeasible, match="no timetable fits"):
+        improve_bound(problem, incumbent_ns=10**6, best=Bound(1, "load"), time_limit_s=1.0)
+    with pytest.raises(Infeasible, match="no timetable fits"):
+        verify_bound(problem, "rank-subset[0]", 1)
 
 
 def test_names_read_back():

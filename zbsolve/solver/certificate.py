@@ -133,19 +133,26 @@ def _whole(
     if len(set(numbers)) != len(numbers) or not set(numbers) <= set(route):
         return Verdict("wrong", f"{relaxation.name} names ranks that the problem does not have, or one twice")
     unit = relaxation.unit_ns or exact_unit(problem)
+    line = read_line(problem, unit)
+    if not line.handy:
+        return _too_fine(relaxation)
     question = Question(
         kind="whole",
         microbatches=problem.microbatches,
         kept=frozenset(route.index(r) for r in numbers),
-        most=(value_ns - 1) // unit,
+        most=min((value_ns - 1) // unit, line.serial),
         only_exists=True,
     )
-    answer = ask(read_line(problem, unit), question, limits(None))
+    answer = ask(line, question, limits(None))
     if answer.found:
         return Verdict("wrong", f"{relaxation.name} has a timetable of less than {value_ns} ns")
     if answer.least > question.most:
         return Verdict("verified", f"{relaxation.name} has no timetable of less than {value_ns} ns")
     return Verdict("not verified in time", f"{relaxation.name} was neither proved nor refuted in time")
+
+
+def _too_fine(relaxation: Relaxation) -> Verdict:
+    return Verdict("not verified in time", f"the times of {relaxation.name} have too many digits to be solved")
 
 
 def _windows(
@@ -163,7 +170,11 @@ def _windows(
         return Verdict("wrong", f"{relaxation.name} counts on a rank that the problem does not have")
     unit = relaxation.unit_ns or exact_unit(problem)
     line = read_line(problem, unit)
-    windows = Windows(line, -(-value_ns // unit), tuple(range(len(line.ranks))), route.index(relaxation.at))
+    if not line.handy:
+        return _too_fine(relaxation)
+    windows = Windows(
+        line, min(-(-value_ns // unit), line.serial), tuple(range(len(line.ranks))), route.index(relaxation.at)
+    )
     for _ in climb(windows, longest=max(sizes), limits=limits):
         if windows.total(sizes) * unit >= value_ns:
             return Verdict("verified", f"{relaxation.name}, solved again, gives at least {value_ns} ns")

@@ -23,10 +23,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
 from zbsolve.solver.line import Line, exact_unit, good_unit, read_line, reads
-from zbsolve.solver.line_model import Limits, Question, ask
+from zbsolve.solver.line_model import Limits, Question, refute
 from zbsolve.solver.windows import Windows, climb
 
 __all__ = ["KINDS", "Relaxation", "improve_bound", "parse_name"]
@@ -35,6 +36,9 @@ KINDS = frozenset({"rank-subset", "quantised", "windows"})
 
 _MOST_OPERATIONS = 6_000
 """Models beyond this are not over with their preparations in time."""
+
+_FIRST_STEP = 16
+"""What part of the gap it is first tried to close."""
 
 _FIRST_PATIENCE = 1.0
 """Deterministic time for one question about a subset in the first round."""
@@ -137,8 +141,12 @@ def improve_bound(
     Infeasible
         If no timetable fits the memory limit.
     """
-    run = _Run(best, incumbent_ns, time.perf_counter() + time_limit_s, work_limit, seed, on_bound)
-    if not reads(problem) or run.over:
+    refuse_infeasible(read_costs(problem))
+    if not reads(problem):
+        return best
+    most_ns = min(incumbent_ns, read_line(problem, 1).serial)  # where no good timetable is known yet
+    run = _Run(best, most_ns, time.perf_counter() + time_limit_s, work_limit, seed, on_bound)
+    if run.over:
         return best
     arms = [_windows(problem, run), _subsets(problem, run)]
     if workers > 1 and work_limit is None:
@@ -199,8 +207,11 @@ class _Run:
 
 def _windows(problem: Problem, run: _Run) -> Iterator[float]:
     """Windows of growing size, in rounds of growing patience; yields the work of each question."""
-    unit = exact_unit(problem)
+    unit, given = exact_unit(problem), None
     line = read_line(problem, unit)
+    if not line.handy:
+        unit = given = good_unit(problem, run.incumbent_ns)
+        line = read_line(problem, unit)
     ranks, mark, place = len(line.ranks), _slowest(line), problem.placement.routes[0]
     longest = min(line.microbatches, _MOST_OPERATIONS // (3 * ranks))
     if line.ranks[mark].in_flight >= longest:
@@ -209,7 +220,7 @@ def _windows(problem: Problem, run: _Run) -> Iterator[float]:
     for work in climb(windows, longest=longest, limits=run.limits):
         run.work += work
         least, sizes = windows.best()
-        run.offer(least * unit, Relaxation(kind="windows", numbers=sizes, at=place[mark]).name)
+        run.offer(least * unit, Relaxation(kind="windows", numbers=sizes, at=place[mark], unit_ns=given).name)
         yield work
 
 
@@ -231,10 +242,12 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
     """
     exact, rounded = exact_unit(problem), good_unit(problem, run.incumbent_ns)
     place, lines = problem.placement.routes[0], {unit: read_line(problem, unit) for unit in (rounded, exact)}
-    order = _promising(lines[exact])
+    lines = {unit: line for unit, line in lines.items() if line.handy}
+    order = _promising(read_line(problem, 1))
     sizes = (*(size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32) if size < len(order)), len(order))
     fitting = [size for size in sizes if 3 * size * problem.microbatches <= _MOST_OPERATIONS]
     open_ = [(size, unit) for size in fitting for unit in lines]
+    steps: dict[tuple[int, int], int] = {}
     patience = _FIRST_PATIENCE
     while open_:
         for task in tuple(open_):
@@ -246,7 +259,8 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
                 least=run.best.value_ns // unit,
                 most=run.incumbent_ns // unit,
             )
-            answer = ask(lines[unit], question, run.limits(patience))
+            step = steps.get(task, 1 + (question.most - question.least) // _FIRST_STEP)
+            answer, steps[task] = refute(lines[unit], question, run.limits(patience), step)
             run.work += answer.work
             given = None if unit == exact else unit
             whole = size == len(order) and given is not None

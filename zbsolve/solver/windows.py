@@ -23,9 +23,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zbsolve.solver.line import Line
-from zbsolve.solver.line_model import Limits, Question, ask
+from zbsolve.solver.line_model import Limits, Question, refute
 
 __all__ = ["Windows", "climb"]
+
+_FIRST_STEP = 200
+"""What part of the least it is first tried to raise it by."""
 
 _FIRST_PATIENCE = 1.0
 """Deterministic time for one question in the first round."""
@@ -54,6 +57,7 @@ class Windows:
     prefixes: dict[int, int] = field(default_factory=dict)
     suffixes: dict[int, int] = field(default_factory=dict)
     final: set[tuple[str, int]] = field(default_factory=set)
+    strides: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def _ahead(self) -> int:
@@ -71,7 +75,8 @@ class Windows:
     def prove(self, kind: Literal["prefix", "suffix"], size: int, limits: Limits) -> tuple[bool, float]:
         """Work on one question; returns whether it is final now, and the deterministic time spent."""
         known = self.prefixes if kind == "prefix" else self.suffixes
-        answer = ask(
+        least = max(known.get(size, 0), self._sum(kind, size))
+        answer, self.strides[kind, size] = refute(
             self.line,
             Question(
                 kind=kind,
@@ -80,10 +85,11 @@ class Windows:
                 mark=self.mark,
                 prefixes={h: least for h, least in self.prefixes.items() if h < size},
                 suffixes={h: least for h, least in self.suffixes.items() if h < size},
-                least=max(known.get(size, 0), self._sum(kind, size)),
+                least=least,
                 most=self.value,
             ),
             limits,
+            self.strides.get((kind, size), 1 + least // _FIRST_STEP),
         )
         known[size] = max(known.get(size, 0), min(answer.least, self.value))
         if answer.final:

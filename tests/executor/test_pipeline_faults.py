@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -49,7 +50,9 @@ def test_a_stage_that_raises_is_named_and_everyone_stops():
     with pytest.raises(RunError) as caught:
         pipe.step(*pipes.batch(4))
     assert str(caught.value).startswith("rank 1 failed: F2 of stage 1: ValueError: no such luck")
-    assert "rank 2 waits for F2 of stage 1 from rank 1, which failed: F2 of stage 1" in str(caught.value)
+    # rank 2 may still have been at work when it heard of it
+    told = r"rank 2 (waits for F2 of stage 1 from rank 1, which|is in \w+ of stage 2; rank 1) failed: F2 of stage 1"
+    assert re.search(told, str(caught.value))
     assert isinstance(caught.value.__cause__, ValueError)
     assert not ours()
 
@@ -131,7 +134,7 @@ def test_tensors_that_change_between_microbatches_are_refused_on_both_sides(what
     with pytest.raises(RunError, match=message) as caught:
         pipe.step(*pipes.batch(4))
     receiver = [line for line in str(caught.value).splitlines() if line.strip().startswith("rank 2")]
-    assert "which failed" in receiver[0]
+    assert "failed" in receiver[0]
     assert "stage 1" in receiver[0]
 
 

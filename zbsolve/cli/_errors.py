@@ -11,11 +11,14 @@ from collections.abc import Iterator
 import click
 
 from zbsolve.cli._text import inert, one_line
-from zbsolve.errors import InvalidTimetable, ZbsolveError
+from zbsolve.errors import Infeasible, InvalidTimetable, ZbsolveError
+from zbsolve.units import format_bytes
 
-__all__ = ["endings_of_a_verb", "report"]
+__all__ = ["endings_of_a_verb", "limits_that_fit", "report"]
 
 FAILED, USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
+
+MOST_LIMITS_LISTED = 64
 
 
 @contextlib.contextmanager
@@ -52,6 +55,8 @@ def _told(error: BaseException) -> tuple[str, int]:
     match error:
         case InvalidTimetable():  # the only message made of several lines: one a violation
             return "error: " + "\n".join(inert(line) for line in str(error).splitlines()), error.exit_code
+        case Infeasible():
+            return f"error: {limits_that_fit(error)}", error.exit_code
         case ZbsolveError():
             return f"error: {one_line(error)}", error.exit_code
         case click.UsageError():
@@ -71,6 +76,21 @@ def _told(error: BaseException) -> tuple[str, int]:
         "with ZBSOLVE_DEBUG=1 it shows the traceback",
         FAILED,
     )
+
+
+def limits_that_fit(error: Infeasible) -> str:
+    """Say which `--memory` would do: one for all ranks, and one a rank where their needs differ."""
+    least = error.smallest_limit_bytes
+    most = max(least, default=0)
+    said = (
+        "no timetable fits the memory limit, not even with one microbatch at a time; the smallest that fits "
+        f"every rank is --memory {most} ({format_bytes(most)})"
+    )
+    if len(set(least)) < 2:
+        return said
+    if len(least) > MOST_LIMITS_LISTED:
+        return f"{said}; some ranks need less, --json lists the smallest limit of each"
+    return f"{said}, the smallest of each rank --memory {','.join(map(str, least))}"
 
 
 def os_message(error: OSError) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from zbsolve.cli import _inputs
+from zbsolve.cli._errors import limits_that_fit
 from zbsolve.cli._output import Output
 from zbsolve.cli._problem import Search
 from zbsolve.cli._progress import progress_on_stderr, termination_is_interruption
@@ -25,16 +26,16 @@ def no_answer_told(out: Output) -> Iterator[None]:
     try:
         yield
     except Infeasible as error:
-        _tell(out, "infeasible", error, smallest_limit_bytes=list(error.smallest_limit_bytes))
+        _tell(out, "infeasible", limits_that_fit(error), smallest_limit_bytes=list(error.smallest_limit_bytes))
         raise
     except NothingFound as error:
-        _tell(out, "nothing_found", error)
+        _tell(out, "nothing_found", str(error))
         raise
 
 
-def _tell(out: Output, status: str, error: Exception, **fields: object) -> None:
+def _tell(out: Output, status: str, message: str, **fields: object) -> None:
     if out.as_json:
-        out.data({"status": status, "message": str(error), **fields})
+        out.data({"status": status, "message": message, **fields})
 
 
 def run_search(problem: Problem, search: Search, out: Output) -> Solution:

@@ -9,6 +9,7 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import judge, require_optimal
+from zbsolve.cli._errors import limits_that_fit
 from zbsolve.cli._figures import fits, metrics_fields, problem_fields, table
 from zbsolve.cli._output import Output, output_option, talk_options
 from zbsolve.cli._problem import Asked, Search, problem_options, search_options
@@ -125,7 +126,10 @@ def _published(problem: Problem) -> tuple[dict[str, Metrics], dict[str, str]]:
     for schedule in schedules():
         try:
             timetable = simulate(problem, baseline(schedule.name, problem))
-        except (ScheduleConditionError, Infeasible) as error:
+        except Infeasible as error:
+            left_out[schedule.name] = limits_that_fit(error)
+            continue
+        except ScheduleConditionError as error:
             left_out[schedule.name] = str(error)
             continue
         judge(timetable, must_fit=False)

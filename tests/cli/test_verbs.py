@@ -219,6 +219,46 @@ def test_draw_text_and_pictures(timetable, tmp_path):
     assert ".svg" in error_of(call("draw", timetable, "-o", str(tmp_path / "x.gif"), code=2))
 
 
+BREAKINGS = {
+    "a reversed row": lambda ranks: ranks[0].reverse(),
+    "all at once": lambda ranks: [op.__setitem__(slice(3, 5), [0, 1]) for row in ranks for op in row],
+    "an operation less": lambda ranks: ranks[1].pop(),
+    "empty rows": lambda ranks: [row.clear() for row in ranks],
+}
+
+
+@pytest.mark.parametrize("breaking", BREAKINGS)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "draw T",
+        "draw SOUND T",
+        "draw T --json",
+        "draw T -o x.svg",
+        "draw T -o x.png --json",
+        "draw T -o -",
+        "emit T --to torch-csv",
+        "emit T --to torch-csv --json",
+        "emit T --to torch-csv -o x.csv",
+        "compare SOUND T",
+        "compare SOUND T --json",
+    ],
+)
+def test_a_broken_timetable_has_no_figures(tmp_path, monkeypatch, breaking, line):
+    monkeypatch.chdir(tmp_path)
+    content = json.loads((tmp_path / put_timetable(tmp_path, name="SOUND")).read_text())
+    BREAKINGS[breaking](content["ranks"])
+    (tmp_path / "T").write_text(json.dumps(content))
+    result = call(*line.split(), code=1)
+    count = len(call_json("check", "T", code=1)["violations"])
+    lines = result.stderr.splitlines()
+    assert result.stdout == ""
+    assert lines[0].startswith(f"zbsolve: error: T is no valid timetable: {count} violation")
+    assert 3 <= len(lines) <= 7
+    assert lines[-1] == "zbsolve check T --json lists all"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["SOUND", "T"]
+
+
 def test_emit_torch_csv(timetable, tmp_path):
     shown = call("emit", timetable, "--to", "torch-csv").stdout
     assert shown.splitlines()[0].startswith("0F0,")

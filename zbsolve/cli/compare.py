@@ -148,11 +148,9 @@ def _bound(problem: Problem) -> Bound | None:
 
 
 def _row_of_file(path: str, title: str) -> Row:
-    from zbsolve.check import check
     from zbsolve.metrics import metrics
 
-    timetable = _inputs.read_timetable(path)
-    check(timetable.problem, timetable)
+    timetable = _inputs.read_sound(path)
     return Row(title, timetable.problem, metrics(timetable), _bound(timetable.problem))
 
 

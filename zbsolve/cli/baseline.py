@@ -9,7 +9,7 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import deliver, require_optimal
-from zbsolve.cli._figures import table
+from zbsolve.cli._figures import gap_of, table
 from zbsolve.cli._output import Output, output_option, talk_options
 from zbsolve.cli._problem import Asked, Search, problem_options, search_options
 from zbsolve.cli._search import no_answer_told
@@ -98,7 +98,7 @@ def as_solution(name: str, problem: Problem) -> Solution:
         value_ns=value,
         lower_bound_ns=bound.value_ns,
         bound=bound.name,
-        gap=value / bound.value_ns - 1 if bound.value_ns else 0.0,
+        gap=gap_of(value, bound.value_ns),
         seconds=time.perf_counter() - began,
         seed=0,
         method=name,

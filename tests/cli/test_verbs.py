@@ -74,6 +74,36 @@ def test_solve_starts_from_a_timetable(profile, timetable):
     assert told["period_ns"] <= small_timetable().period_ns
 
 
+def test_a_start_that_cannot_run_is_refused(profile, timetable, tmp_path, monkeypatch):
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("the search has begun")
+
+    monkeypatch.setattr("zbsolve.solver.solve", never)
+    content = json.loads((tmp_path / "t.json").read_text())
+    other = put_timetable(tmp_path, small_timetable(4), "other.json")
+    for microbatches in ("3", "5"):
+        line = ("solve", profile, "-m", microbatches, "--start")
+        for name in sorted(BREAKINGS.keys() - {"all at once"}):  # the times of a start do not matter
+            broken = json.loads(json.dumps(content))
+            BREAKINGS[name](broken["ranks"])
+            (tmp_path / "broken.json").write_text(json.dumps(broken))
+            told = error_of(call(*line, str(tmp_path / "broken.json"), code=2))
+            assert "no order of this problem that can run" in told
+        assert "--start" in error_of(call(*line, other, code=2))
+
+
+def test_a_start_that_cannot_be_used_is_told(profile, timetable, tmp_path):
+    line = ("solve", profile, "--time-limit", "1", "--start", timetable)
+    told = call(*line, "-m", "3", "--memory", "3").stderr
+    assert "t.json is not used: it does not fit the memory limit (rank 0" in told
+    assert "not used" in call(*line, "-m", "5", "--memory", "3").stderr
+    assert "not used" not in call(*line, "-m", "3").stderr
+    assert "not used" not in call(*line, "-m", "2").stderr
+    assert "it cannot be carried over to 9 microbatches" in call(*line, "-m", "9").stderr
+    longer = put_timetable(tmp_path, small_timetable(microbatches=8), "longer.json")
+    assert "not used" not in call(*line[:-1], longer, "-m", "9").stderr
+
+
 def test_solve_quiet_says_nothing_on_stderr(profile):
     assert call("solve", profile, "-m", "3", "-q", "--time-limit", "2").stderr == ""
 

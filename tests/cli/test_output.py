@@ -167,3 +167,39 @@ def test_numbers_that_json_cannot_hold_become_null(capsys):
 
     Output(as_json=True).data({"gap": float("inf"), "rows": [float("nan"), 1.5]})
     assert json.loads(capsys.readouterr().out) == {"gap": None, "rows": [None, 1.5]}
+
+
+LOUD = """
+import ctypes, os, subprocess, sys
+def say(where):
+    print("python", where)
+    print("kept python", where, file=sys.__stdout__)
+    ctypes.CDLL(None).printf(b"c %s\\n", where.encode())
+    os.system("echo shell " + where)
+    subprocess.run(["echo", "child", where])
+    os.write(1, b"descriptor " + where.encode() + b"\\n")
+say("import")
+import torch
+class Stage(torch.nn.Linear):
+    def forward(self, x):
+        say("forward")
+        return super().forward(x)
+def make():
+    say("call")
+    return [Stage(2, 2)], (torch.ones(1, 2), torch.ones(1, 2)), torch.nn.functional.mse_loss
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs the C library of POSIX")
+def test_nothing_a_model_prints_gets_into_the_result(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "loud_model.py").write_text(LOUD)
+    ended = process(
+        *("profile", "measure", "loud_model.py:make", "--json", "--repeats", "1", "--warmup", "0"),
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert len(json.loads(ended.stdout)["stages"]) == 1
+    for voice in ("python", "kept python", "c", "shell", "child", "descriptor"):
+        for where in ("import", "call", "forward"):
+            assert f"{voice} {where}\n" in ended.stderr

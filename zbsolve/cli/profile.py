@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +10,7 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._figures import grid, table
-from zbsolve.cli._output import Output, output_option, talk_options
+from zbsolve.cli._output import Output, output_option, stdout_to_stderr, talk_options
 from zbsolve.cli._text import inert
 from zbsolve.units import format_bytes, format_ns
 
@@ -74,7 +73,7 @@ def measure(
 
     out = out.for_file(output)
     sys.path.insert(0, os.getcwd())
-    with contextlib.redirect_stdout(sys.stderr):  # what the model prints is talk, not our result
+    with stdout_to_stderr():  # what the model prints is talk, not our result
         from zbsolve.executor.measure import load_target, measure_profile
 
         stages, sample, loss_fn = load_target(target)

@@ -88,6 +88,7 @@ def measure(
             threads=threads,
             clock=clock,
             name=name,
+            warn=out.say,
         )
     if output is not None:
         out.write(output, profile_bytes(made))

@@ -112,6 +112,47 @@ def test_what_cannot_be_written_is_told_before_the_work(tmp_path, monkeypatch):
         )
 
 
+@pytest.mark.parametrize("link", ["", "symbolic", "hard", "roundabout"])
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("solve PROFILE -m 3 -o", "PROFILE"),
+        ("solve PROFILE -m 3 --start T.json -o", "T.json"),
+        ("baseline 1f1b PROFILE -m 3 -o", "PROFILE"),
+        ("compare PROFILE -m 3 -o", "PROFILE"),
+        ("compare PROFILE -m 3 --start T.json -o", "T.json"),
+        ("simulate T.json -o", "T.json"),
+        ("simulate T.json --profile PROFILE -o", "PROFILE"),
+        ("draw MORE.json T.json -o", "T.json"),
+        ("emit T.json --to torch-csv -o", "T.json"),
+        ("profile measure model.py:make -o", "model.py"),
+        ("profile measure model:make -o", "model.py"),
+    ],
+)
+def test_no_result_takes_the_place_of_what_is_read(tmp_path, monkeypatch, line, read, link):
+    monkeypatch.chdir(tmp_path)
+    put_profile(tmp_path, name="PROFILE")
+    for name in ("T.json", "MORE.json"):
+        put_timetable(tmp_path, name=name)
+    (tmp_path / "model.py").write_text("def make(): pass\n")
+    before = (tmp_path / read).read_bytes()
+    output = read
+    if link == "roundabout":
+        output = f"../{tmp_path.name}/{read}"
+    elif link:
+        output = "another_name.json"
+        (os.symlink if link == "symbolic" else os.link)(read, output)
+    assert f"-o would overwrite {output}, which is read here" in error_of(call(*line.split(), output, code=2))
+    assert (tmp_path / read).read_bytes() == before
+
+
+def test_the_file_beside_a_result_does_not_take_the_place_of_what_is_read(tmp_path):
+    path = put_timetable(tmp_path, name="x.csv.json")
+    line = ("emit", path, "--to", "torch-csv", "-o", path.removesuffix(".json"))
+    assert f"-o would overwrite {path}, which is read here" in error_of(call(*line, code=2))
+    assert [file.name for file in tmp_path.iterdir()] == ["x.csv.json"]
+
+
 FULL_DISK = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

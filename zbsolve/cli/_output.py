@@ -78,10 +78,23 @@ class Output:
         """Print one JSON value; numbers that JSON cannot hold become null."""
         click.echo(json.dumps(_plain(value), allow_nan=False, indent=2))
 
-    def for_file(self, path: str | None) -> Output:
-        """Prepare to write a file: refuse early, before any long work, what could not be written late."""
+    def for_file(self, path: str | None, *inputs: str | None, beside: str = "") -> Output:
+        """Prepare to write a file: refuse early, before any long work, what could not or should not be written late.
+
+        Parameters
+        ----------
+        path
+            The file, `-` for stdout, or None if nothing is to be written.
+        inputs
+            The files that are read: a result never takes the place of one.
+        beside
+            Suffix of a second file that is written beside the first.
+        """
         if path is None:
             return self
+        for written in (path, path + beside):
+            if path != STDOUT and any(given and _same_file(written, given) for given in inputs):
+                raise click.UsageError(f"-o would overwrite {written}, which is read here; give another file.")
         if path == STDOUT:
             if self.as_json:
                 raise click.UsageError("--json and -o - both want stdout; give a file to one of them.")
@@ -102,6 +115,16 @@ class Output:
             return
         write_atomic(path, data)
         self.say(f"wrote {path}")
+
+
+def _same_file(path: str, other: str) -> bool:
+    """Whether two paths lead to one file, whatever they are called."""
+    if other == STDOUT:
+        return False
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):  # one of them does not exist, or cannot be a path
+        return False
 
 
 def colour_wanted(stream: Any = None) -> bool:

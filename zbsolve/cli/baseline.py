@@ -66,7 +66,7 @@ def baseline(
     schedule = next((schedule for schedule in known if schedule.name == name), None)
     if schedule is None:
         raise click.UsageError(f"there is no schedule {name!r}; choose one of {', '.join(s.name for s in known)}.")
-    out = out.for_file(output)
+    out = out.for_file(output, profile)
     for option in SEARCH_OPTIONS:
         if ctx.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
             out.say(f"--{option.replace('_', '-')} has no effect: a published schedule is not searched for")

@@ -81,7 +81,7 @@ def compare(
         return
     if not asked.microbatches:
         raise click.UsageError("with a PROFILE, give --microbatches; timetables are compared two or more at a time.")
-    out = out.for_file(output)
+    out = out.for_file(output, *files, search.start)
     _on_profile(files[0], asked, search, output, out)
 
 

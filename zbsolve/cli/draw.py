@@ -22,7 +22,7 @@ def draw(*, timetables: tuple[str, ...], output: str | None, width: int | None, 
 
     They are judged first: exit code 1, and nothing is drawn, where one breaks a rule.
     """
-    out = out.for_file(output)
+    out = out.for_file(output, *timetables)
     names = [inert(title) for title in _inputs.titles(timetables)]
     shown = [(name, _inputs.read_sound(path)) for name, path in zip(names, timetables, strict=True)]
     if output is None:

@@ -30,7 +30,7 @@ def emit(*, timetable: str, target: str, output: str | None, out: Output) -> Non
     from zbsolve.interop.torch import write_torch_csv
 
     path = None if output == STDOUT else output
-    out = out.for_file(output)
+    out = out.for_file(output, timetable, beside=".json")
     given = _inputs.read_sound(timetable)
     if path is not None:
         written = [str(file) for file in write_torch_csv(given, path)]

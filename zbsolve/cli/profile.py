@@ -71,7 +71,8 @@ def measure(
     """
     from zbsolve.files import profile_bytes
 
-    out = out.for_file(output)
+    module = target.rpartition(":")[0]
+    out = out.for_file(output, module, module.replace(".", os.sep) + ".py")
     sys.path.insert(0, os.getcwd())
     with stdout_to_stderr():  # what the model prints is talk, not our result
         from zbsolve.executor.measure import load_target, measure_profile

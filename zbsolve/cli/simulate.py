@@ -36,7 +36,7 @@ def simulate(
     from zbsolve.metrics import metrics
     from zbsolve.simulate import simulate as timed
 
-    out = out.for_file(output)
+    out = out.for_file(output, timetable, profile)
     _inputs.titles(tuple(path for path in (timetable, profile) if path))
     given = _inputs.read_timetable(timetable)
     changes: dict[str, object] = {}

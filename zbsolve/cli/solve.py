@@ -24,7 +24,7 @@ def solve(*, profile: str, asked: Asked, search: Search, output: str | None, out
 
     Ctrl-C ends the search and keeps the best timetable so far.
     """
-    out = out.for_file(output)
+    out = out.for_file(output, profile, search.start)
     _inputs.titles(tuple(path for path in (profile, search.start) if path))
     problem = asked.problem(_inputs.read_profile(profile))
     with no_answer_told(out):

@@ -404,6 +404,37 @@ def test_schema(kind, tmp_path):
     assert json.loads((tmp_path / "s.json").read_text()) == schema(kind)
 
 
+BAD_LIMITS = {
+    "50%": "cannot read '50%'",
+    "1.5X": "cannot read '1.5X'",
+    "72gib": "cannot read '72gib'",
+    "1,5x": "2 limits by commas for 4 ranks",
+    "": "cannot read ''",
+    "-1x": "cannot read '-1x'",
+    "1x,1x,1y,1x": "cannot read '1y', the limit of rank 2",
+    "9999PiB": "cannot read '9999PiB'",
+    "1.5B": "cannot read '1.5B'",
+}
+
+
+@pytest.mark.parametrize("limit", BAD_LIMITS)
+def test_a_limit_that_cannot_be_read_is_answered_with_all_forms(tmp_path, limit):
+    profile = put_profile(tmp_path, small_profile(4))
+    timetable = put_timetable(tmp_path, small_timetable(4))
+    for line in ("solve PROFILE -m 3", "baseline 1f1b PROFILE -m 3", "compare PROFILE -m 3", "check T", "simulate T"):
+        words = line.replace("PROFILE", profile).replace(" T", f" {timetable}").split()
+        told = error_of(call(*words, "--memory", limit, code=2))
+        assert BAD_LIMITS[limit] in told
+        for form in ("bytes", "72GiB", "1.5x", "unlimited", "by commas"):
+            assert form in told.split("give ")[-1]
+
+
+def test_the_default_limit_is_said_as_it_is():
+    for verb, default in (("solve", "unlimited"), ("check", "the one in the file"), ("simulate", "the one in the")):
+        assert f"Default: {default}" in " ".join(call(verb, "--help").stdout.split())
+    assert "zb-v" not in call("baseline", "--help").stdout
+
+
 @pytest.mark.parametrize(
     ("stages", "options", "ranks", "name"),
     [
@@ -448,7 +479,9 @@ def test_placement_from_options(tmp_path, stages, options, ranks, name):
         ("-m 99999999", "too large"),
         ("-m 1e3", "1e3"),
         ("--time-limit nan", "finite"),
-        ("--time-limit -1", "0 or more"),
+        ("--time-limit -1", "positive, finite number of seconds"),
+        ("--time-limit 0", "positive, finite number of seconds"),
+        ("--gap -1", "0 or more"),
         ("--gap inf", "finite"),
         ("--seed -1", "seed"),
         ("--workers 0", "workers"),

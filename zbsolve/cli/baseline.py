@@ -32,7 +32,7 @@ SEARCH_OPTIONS = ("time_limit", "work_limit", "gap", "start", "seed", "workers")
 @click.argument("name", required=False)
 @click.argument("profile", required=False)
 @click.option("--list", "listed", is_flag=True, help="Name the published schedules; needs no profile.")
-@problem_options(required=False)
+@problem_options(required=False, memory_default="what the schedule is made for, else unlimited")
 @search_options
 @output_option("Write the timetable there.")
 @talk_options
@@ -51,7 +51,8 @@ def baseline(
     """Time the published schedule NAME on the costs of PROFILE.
 
     The options of a search are accepted, so that a `solve` command line can be reused, but there is
-    nothing to search. Without --memory, zb-1p and zb-v take 1x, zb-2p takes 2x.
+    nothing to search. Without --memory, a schedule that is made for a memory limit takes that one;
+    --list tells what each needs.
     """
     from zbsolve.catalog import schedules
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +10,7 @@ from zbsolve.cli import _inputs
 from zbsolve.cli._claims import ANALYTIC_BOUNDS, broken_claims, false_bounds
 from zbsolve.cli._figures import grid
 from zbsolve.cli._output import Output, talk_options
-from zbsolve.cli._problem import memory_limit, memory_option
+from zbsolve.cli._problem import memory_option, with_memory
 from zbsolve.cli._text import inert
 from zbsolve.errors import Infeasible
 from zbsolve.units import format_ns
@@ -28,7 +27,7 @@ MOST_SHOWN = 20
 
 @click.command()
 @click.argument("timetable", metavar="T.json")
-@memory_option
+@memory_option("the one in the file")
 @click.option(
     "--bound",
     is_flag=True,
@@ -44,9 +43,7 @@ def check(*, timetable: str, memory: str | None, bound: bool, out: Output) -> in
     from zbsolve.check import violations
 
     given, record = _inputs.read_claimed(timetable)
-    problem = given.problem
-    if memory is not None:
-        problem = dataclasses.replace(problem, memory_limit=memory_limit(memory))
+    problem = with_memory(given.problem, memory)
     claimed = record.value_ns if record is not None and record.objective == problem.objective else None
     found = (*violations(problem, given, claimed_ns=claimed), *broken_claims(given, record))
     proof: dict[str, object] = {}

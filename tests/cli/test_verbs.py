@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -199,7 +200,7 @@ def test_check_tells_the_bound(timetable):
         ({"period_ns": 9_999}, "a period of 9999 ns is claimed, the order gives 10000 ns"),
         ({"makespan_ns": 1}, "a makespan of 1 ns is claimed"),
         ({"bubble": 0.05}, "a bubble of 0.05 is claimed, the order gives 0.1"),
-        ({"peak_bytes": [4, 1]}, "a peak of 1 bytes is claimed for rank 1"),
+        ({"peak_bytes": [4, 1]}, "a peak of 1 byte is claimed for rank 1"),
         ({"digest": "0" * 16}, "is of problem"),
         ({"objective": "makespan"}, "makespan"),
     ],
@@ -477,7 +478,11 @@ def test_placement_from_options(tmp_path, stages, options, ranks, name):
         ("--objective joy", "joy"),
         ("-m 0", "microbatches"),
         ("-m 99999999", "too large"),
-        ("-m 1e3", "1e3"),
+        ("-m 1e3", "'1e3' is not a whole number."),
+        ("-m 1.5", "'1.5' is not a whole number."),
+        ("--time-limit soon", "'soon' is not a number."),
+        ("-o ''", "the name of a file after -o is empty ('')"),
+        ("--start ''", "the name of a file is empty ('')"),
         ("--time-limit nan", "finite"),
         ("--time-limit -1", "positive, finite number of seconds"),
         ("--time-limit 0", "positive, finite number of seconds"),
@@ -491,4 +496,17 @@ def test_placement_from_options(tmp_path, stages, options, ranks, name):
 )
 def test_options_that_make_no_sense_are_one_message(tmp_path, options, words):
     path = put_profile(tmp_path, small_profile(4))
-    assert words in error_of(call("solve", path, "-m", "2", *options.split(), code=2))
+    assert words in error_of(call("solve", path, "-m", "2", *shlex.split(options), code=2))
+
+
+def test_messages_of_click_are_laid_out_in_one_line(profile, timetable):
+    assert "Choose from: torch-csv" in error_of(call("emit", timetable, code=2))
+    assert "Choose from: profile, timetable" in error_of(call("schema", code=2))
+
+
+def test_one_is_no_plural(tmp_path):
+    profile, out = put_profile(tmp_path, small_profile(1)), str(tmp_path / "t.json")
+    told = call("baseline", "1f1b", profile, "-m", "1", "-o", out).stdout
+    assert "1 microbatch, 1 stage on 1 rank (linear)" in told
+    assert "operations on 1 rank, period" in call("check", out).stdout
+    assert "1 limit" not in call("solve", profile, "-m", "1", "--memory", "1,1", code=2).stderr

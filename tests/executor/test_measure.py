@@ -231,6 +231,17 @@ def test_a_failing_model_is_reported_with_its_own_words_and_place():
 
     with pytest.raises(InvalidInput, match=r"no such loss.*test_measure\.py, line"):
         measured([nn.Linear(3, 4)], torch.randn(2, 3), loss_fn=broken)
+
+    async def later(*values):
+        return values
+
+    class Later(nn.Linear):
+        forward = later
+
+    with pytest.raises(InvalidInput, match="loss function returned a coroutine"):
+        measured([nn.Linear(3, 4)], torch.randn(2, 3), loss_fn=later)
+    with pytest.raises(InvalidInput, match="stage 0 returned a coroutine"):
+        measured([Later(3, 4), nn.Linear(4, 4)], torch.randn(2, 3))
     with pytest.raises(InvalidInput, match="one element"):
         measured([nn.Linear(3, 4)], torch.randn(2, 3), loss_fn=lambda output, _: output)
 

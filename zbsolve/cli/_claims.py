@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from zbsolve.cli._figures import gap_of
 from zbsolve.errors import Infeasible, OrderError
 from zbsolve.timetable import Violation
+from zbsolve.units import counted
 
 if TYPE_CHECKING:
     from zbsolve.files import SolverRecord
@@ -96,7 +97,7 @@ def _about_the_order(given: Timetable, record: SolverRecord) -> list[str]:
     if not abs(record.bubble - found.bubble) <= TOLERANCE:
         wrong.append(f"a bubble of {_ratio(record.bubble)} is claimed, the order gives {_ratio(found.bubble)}")
     wrong += [
-        f"a peak of {claimed} bytes is claimed for rank {rank}, the order gives {peak} bytes"
+        f"a peak of {counted(claimed, 'byte')} is claimed for rank {rank}, the order gives {counted(peak, 'byte')}"
         for rank, (claimed, peak) in enumerate(zip(record.peak_bytes, found.peak_bytes, strict=True))
         if claimed != peak
     ]

@@ -18,6 +18,9 @@ __all__ = ["endings_of_a_verb", "limits_that_fit", "report"]
 
 FAILED, USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
+TYPES = {"integer range": "a whole number", "integer": "a whole number", "float range": "a number", "float": "a number"}
+"""What click calls a type, in plain words."""
+
 MOST_LIMITS_LISTED = 64
 
 
@@ -61,9 +64,9 @@ def _told(error: BaseException) -> tuple[str, int]:
             return f"error: {one_line(error)}", error.exit_code
         case click.UsageError():
             asked = error.ctx.command_path if error.ctx else "zbsolve"
-            return f"error: {one_line(error.format_message())} See `{asked} --help`.", error.exit_code
+            return f"error: {_clicks_words(error)} See `{asked} --help`.", error.exit_code
         case click.ClickException():
-            return f"error: {one_line(error.format_message())}", error.exit_code
+            return f"error: {_clicks_words(error)}", error.exit_code
         case KeyboardInterrupt() | click.Abort():
             return "interrupted", INTERRUPTED
         case MemoryError():
@@ -76,6 +79,14 @@ def _told(error: BaseException) -> tuple[str, int]:
         "with ZBSOLVE_DEBUG=1 it shows the traceback",
         FAILED,
     )
+
+
+def _clicks_words(error: click.ClickException) -> str:
+    """A message of click without its layout and its names of types."""
+    text = one_line(" ".join(error.format_message().split()))
+    for name, words in TYPES.items():
+        text = text.replace(f"is not a valid {name}.", f"is not {words}.")
+    return text
 
 
 def limits_that_fit(error: Infeasible) -> str:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from zbsolve.cli._text import inert
-from zbsolve.units import format_bytes, format_ns
+from zbsolve.units import counted, format_bytes, format_ns
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -103,7 +103,8 @@ def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None) -
     """Everything there is to tell of one timetable."""
     rows = []
     name = problem.profile.name
-    asked = f"{problem.microbatches} microbatches, {problem.placement.stages} stages on {problem.placement.ranks} ranks"
+    stages, ranks = counted(problem.placement.stages, "stage"), counted(problem.placement.ranks, "rank")
+    asked = f"{counted(problem.microbatches, 'microbatch')}, {stages} on {ranks}"
     rows.append(("problem", f"{name + ': ' if name else ''}{asked} ({problem.placement.name})"))
     if proof is not None:
         rows.append(("status", proof.status))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zbsolve.errors import InvalidTimetable
+from zbsolve.units import counted
 
 if TYPE_CHECKING:
     from zbsolve.files import SolverRecord
@@ -32,7 +33,7 @@ class BrokenFile(InvalidTimetable):
     def __str__(self) -> str:
         count = len(self.violations)
         name = STDIN_NAME if self.path == STDIN else self.path
-        head = f"{name} is no valid timetable: {count} violation{'s' * (count > 1)}"
+        head = f"{name} is no valid timetable: {counted(count, 'violation')}"
         lines = [f"{head}, the first are:" if count > MOST_TOLD else f"{head}:"]
         lines += [f"  {v.code}: {v.message}" for v in self.violations[:MOST_TOLD]]
         lines.append(f"zbsolve check {self.path} --json lists all")
@@ -47,6 +48,8 @@ def _content(path: str) -> tuple[bytes, str]:
         if sys.stdin is None:  # closed by whoever started us
             raise click.UsageError("there is no standard input to read from.")
         return sys.stdin.buffer.read(), STDIN_NAME
+    if not path.strip():
+        raise click.UsageError(f"the name of a file is empty ({path!r}); give a path, or - for standard input.")
     return read_regular(path), path
 
 

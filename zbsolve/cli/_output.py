@@ -92,6 +92,8 @@ class Output:
         """
         if path is None:
             return self
+        if not path.strip():
+            raise click.UsageError(f"the name of a file after -o is empty ({path!r}); give a path, or - for stdout.")
         for written in (path, path + beside):
             if path != STDOUT and any(given and _same_file(written, given) for given in inputs):
                 raise click.UsageError(f"-o would overwrite {written}, which is read here; give another file.")

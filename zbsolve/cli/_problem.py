@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from zbsolve.cli._output import Verb
-from zbsolve.cli._text import counted
 from zbsolve.errors import UnitError
+from zbsolve.units import counted
 
 if TYPE_CHECKING:
     from zbsolve.placement import Placement
@@ -102,28 +102,33 @@ def _placement(text: str, stages: int, ranks: int | None, chunks: int | None) ->
     if _RANK_LIST.fullmatch(text):
         given = Placement.custom(int(rank) for rank in text.split(","))
         if ranks is not None and ranks != given.ranks:
-            raise click.UsageError(f"--ranks {ranks} does not fit --placement, which names {given.ranks} ranks.")
+            raise click.UsageError(
+                f"--ranks {ranks} does not fit --placement, which names {counted(given.ranks, 'rank')}."
+            )
         if chunks is not None and chunks * given.ranks != given.stages:
             raise click.UsageError(
-                f"--chunks {chunks} does not fit --placement: {given.stages} stages, {given.ranks} ranks."
+                f"--chunks {chunks} does not fit --placement: {counted(given.stages, 'stage')}, "
+                f"{counted(given.ranks, 'rank')}."
             )
         return given
     fixed = {"linear": 1, "v": 2, "bidirectional": 1}.get(text)
     if fixed is not None and chunks not in (None, fixed):
         other = ", v, wave" if text == "linear" else ", wave"
-        raise click.UsageError(f"--placement {text} has {fixed} chunk(s) a rank, not {chunks}; try looped{other}.")
+        raise click.UsageError(
+            f"--placement {text} has {counted(fixed, 'chunk')} a rank, not {chunks}; try looped{other}."
+        )
     chunks = fixed or chunks
     if chunks is None and ranks is None:
         raise click.UsageError(f"--placement {text} needs --ranks or --chunks.")
     if chunks is None:
         assert ranks is not None
-        chunks = _divided(stages, ranks, "ranks")
+        chunks = _divided(stages, ranks, "rank")
     if ranks is None:
-        ranks = _divided(stages, chunks, "chunks")
+        ranks = _divided(stages, chunks, "chunk")
     if ranks * chunks != stages:
         raise click.UsageError(
-            f"the profile has {stages} stages, but {ranks} ranks with {chunks} chunk(s) each hold {ranks * chunks}; "
-            "check --ranks, --chunks and --placement."
+            f"the profile has {counted(stages, 'stage')}, but {counted(ranks, 'rank')} with "
+            f"{counted(chunks, 'chunk')} each need {ranks * chunks}; check --ranks, --chunks and --placement."
         )
     match text:
         case "linear":
@@ -140,7 +145,9 @@ def _placement(text: str, stages: int, ranks: int | None, chunks: int | None) ->
 
 def _divided(stages: int, by: int, what: str) -> int:
     if stages % by:
-        raise click.UsageError(f"the {stages} stages of the profile cannot be dealt evenly to {by} {what}.")
+        raise click.UsageError(
+            f"the profile has {counted(stages, 'stage')}, which cannot be dealt evenly to {counted(by, what)}."
+        )
     return stages // by
 
 

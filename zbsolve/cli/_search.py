@@ -12,8 +12,8 @@ from zbsolve.cli._errors import limits_that_fit
 from zbsolve.cli._output import Output
 from zbsolve.cli._problem import Search
 from zbsolve.cli._progress import progress_on_stderr, termination_is_interruption
-from zbsolve.cli._text import counted
 from zbsolve.errors import Infeasible, NothingFound, OrderError
+from zbsolve.units import counted
 
 if TYPE_CHECKING:
     from zbsolve.problem import Problem

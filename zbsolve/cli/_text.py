@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "inert", "one_line"]
+__all__ = ["inert", "one_line"]
 
 
 def inert(text: object) -> str:
@@ -15,9 +15,3 @@ def inert(text: object) -> str:
 def one_line(text: object) -> str:
     """Make a message of one line, inert."""
     return inert(" ".join(str(text).split("\n"))).strip()
-
-
-def counted(count: int, what: str) -> str:
-    """A number of things in words: one without a plural s."""
-    ending = "" if count == 1 else "es" if what.endswith(("ch", "x")) else "s"
-    return f"{count} {what}{ending}"

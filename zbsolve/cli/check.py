@@ -13,7 +13,7 @@ from zbsolve.cli._output import Output, talk_options
 from zbsolve.cli._problem import memory_option, with_memory
 from zbsolve.cli._text import inert
 from zbsolve.errors import Infeasible
-from zbsolve.units import format_ns
+from zbsolve.units import counted, format_ns
 
 if TYPE_CHECKING:
     from zbsolve.ops import Op
@@ -59,8 +59,8 @@ def check(*, timetable: str, memory: str | None, bound: bool, out: Output) -> in
         out.show(*_listed(found))
     else:
         value = given.period_ns if problem.objective == "period" else given.makespan_ns
-        count = sum(map(len, given.rows))
-        out.show(f"no violation: {count} operations on {len(given.rows)} ranks, {problem.objective} {format_ns(value)}")
+        size = f"{counted(sum(map(len, given.rows)), 'operation')} on {counted(len(given.rows), 'rank')}"
+        out.show(f"no violation: {size}, {problem.objective} {format_ns(value)}")
     if proof and not out.as_json:
         out.show(grid([(name, "none" if value is None else str(value)) for name, value in proof.items()]))
     return 1 if found else 0
@@ -84,7 +84,7 @@ def _op_fields(op: Op) -> dict[str, object]:
 
 
 def _listed(found: tuple[Violation, ...]) -> list[str]:
-    lines = ["1 violation:" if len(found) == 1 else f"{len(found)} violations:"]
+    lines = [f"{counted(len(found), 'violation')}:"]
     lines += [f"  {inert(v.code)}: {inert(v.message)}" for v in found[:MOST_SHOWN]]
     if len(found) > MOST_SHOWN:
         lines.append(f"  ... and {len(found) - MOST_SHOWN} more; --json lists them all")

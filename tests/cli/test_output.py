@@ -195,6 +195,25 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path, line):
     assert child.wait(timeout=60) in (1, 141)  # 1 is click's own answer
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell of POSIX")
+@pytest.mark.parametrize("line", ["check TIMETABLE", "check TIMETABLE -q --json", "--version", "draw TIMETABLE"])
+def test_an_answer_that_nobody_can_hear_is_no_success(tmp_path, line):
+    words = " ".join(put_timetable(tmp_path) if word == "TIMETABLE" else word for word in line.split())
+    for closed, code in ((">&-", 2), (">&- 2>&-", 2), (">/dev/full", 2), ("2>&-", 0)):
+        ended = subprocess.run(
+            ["/bin/sh", "-c", f"{sys.executable} -m zbsolve {words} {closed}"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert ended.returncode == code, (closed, ended.stderr)
+        if closed == ">&-":
+            assert "standard output is closed" in ended.stderr
+            assert len(ended.stderr.splitlines()) == 1
+
+
 def test_a_terminal_that_knows_few_characters(tmp_path):
     path = put_profile(tmp_path, small_profile(name="模型 model"))
     ended = process("profile", "show", path, env={"PYTHONIOENCODING": "latin-1"})

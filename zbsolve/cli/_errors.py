@@ -29,8 +29,7 @@ def endings_of_a_verb() -> Iterator[None]:
     """End without a word where the reader of our output has gone, as `| head` does, and in one line on Ctrl-C."""
     try:
         yield
-        if sys.stdout is not None:  # closed by whoever started us
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:
         # what is still buffered would be flushed, and fail, once more when the interpreter ends
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115

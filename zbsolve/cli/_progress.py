@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -18,7 +16,7 @@ from zbsolve.units import format_ns
 if TYPE_CHECKING:
     from zbsolve.solver import Progress
 
-__all__ = ["progress_on_stderr", "termination_is_interruption"]
+__all__ = ["progress_on_stderr"]
 
 ERASE_LINE = "\r\x1b[K"
 
@@ -57,20 +55,3 @@ def describe(progress: Progress) -> str:
     return inert(
         f"best {value} ({progress.method}), bound {format_ns(progress.lower_bound_ns)} ({progress.bound}){gap}"
     )
-
-
-@contextmanager
-def termination_is_interruption() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C meanwhile: batch systems end jobs that way, and the best is worth keeping."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -11,7 +11,7 @@ from zbsolve.cli import _inputs
 from zbsolve.cli._errors import limits_that_fit
 from zbsolve.cli._output import Output
 from zbsolve.cli._problem import Search
-from zbsolve.cli._progress import progress_on_stderr, termination_is_interruption
+from zbsolve.cli._progress import progress_on_stderr
 from zbsolve.errors import Infeasible, NothingFound, OrderError
 from zbsolve.units import counted
 
@@ -96,7 +96,7 @@ def run_search(problem: Problem, search: Search, out: Output) -> Solution:
     from zbsolve.solver import solve
 
     start = None if search.start is None else _start(search.start, problem, out)
-    with termination_is_interruption(), progress_on_stderr(out) as listener:
+    with progress_on_stderr(out) as listener:
         return solve(
             problem,
             time_limit_s=search.time_limit_s,

@@ -130,6 +130,14 @@ def test_baseline_takes_the_limit_it_is_made_for(profile, name, limits):
     assert call_json("baseline", name, profile, "-m", "6", "--memory", "unlimited")["limit_bytes"] == [None, None]
 
 
+def test_baseline_tells_its_name_and_nothing_of_a_search(profile):
+    told = call("baseline", "zb-h1", profile, "-m", "3")
+    assert "schedule      zb-h1\n" in told.stdout
+    assert "gap" in told.stdout
+    for word in ("seed", "found by", "status", "feasible"):
+        assert word not in told.stdout + told.stderr
+
+
 def test_baseline_over_the_limit_is_told_but_not_written(profile, tmp_path):
     path = tmp_path / "t.json"
     result = call("baseline", "gpipe", profile, "-m", "6", "--memory", "1x", "-o", str(path), "--json", code=1)
@@ -156,6 +164,8 @@ def test_compare_puts_all_schedules_and_the_solved_one_side_by_side(profile):
     table = call("compare", profile, "-m", "3", "--memory", "1x", "--time-limit", "5").stdout
     assert "solved" in table
     assert "no" in table
+    assert "- where there is no gap: the bound is of timetables that fit" in table
+    assert "no gap" not in call("compare", profile, "-m", "3", "--time-limit", "1").stdout
 
 
 def test_compare_leaves_out_what_cannot_be(tmp_path):

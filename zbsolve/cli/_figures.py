@@ -99,14 +99,16 @@ def grid(rows: list[tuple[str, str]]) -> Table:
     return made
 
 
-def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None) -> Table:
-    """Everything there is to tell of one timetable."""
+def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None, published: str | None = None) -> Table:
+    """Everything there is to tell of one timetable; a published schedule was not searched for, and says its name."""
     rows = []
+    if published is not None:
+        rows.append(("schedule", published))
     name = problem.profile.name
     stages, ranks = counted(problem.placement.stages, "stage"), counted(problem.placement.ranks, "rank")
     asked = f"{counted(problem.microbatches, 'microbatch')}, {stages} on {ranks}"
     rows.append(("problem", f"{name + ': ' if name else ''}{asked} ({problem.placement.name})"))
-    if proof is not None:
+    if proof is not None and published is None:
         rows.append(("status", proof.status))
     rows.append(("period", _exactly(metrics.period_ns)))
     rows.append(("makespan", _exactly(metrics.makespan_ns)))
@@ -115,7 +117,7 @@ def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None) -
         rows.append(("gap", f"{proof.gap:.2%}"))
     rows.append(("bubble", f"{metrics.bubble:.4f} = {metrics.bubble_formula}"))
     rows += _memory_rows(problem, metrics)
-    if proof is not None:
+    if proof is not None and published is None:
         rows.append(("found by", f"{proof.method} in {proof.seconds:.1f} s, seed {proof.seed}"))
     return grid(rows)
 

@@ -75,7 +75,7 @@ def baseline(
     problem = asked.problem(_inputs.read_profile(profile), placement=placement, memory=MEMORY_OF.get(name))
     with no_answer_told(out):
         made = as_solution(name, problem)
-    deliver(made, out, output)
+    deliver(made, out, output, published=name)
     if search.require_optimal:
         require_optimal(made)
 

@@ -186,10 +186,15 @@ def _tell(rows: list[Row], about: dict[str, object], out: Output) -> None:
         )
     formulas = dict.fromkeys(row.metrics.bubble_formula for row in rows)
     bounds = dict.fromkeys(row.bound for row in rows if row.bound)
+    if any(row.gap is None for row in rows):
+        rest = ["- where there is no gap: the bound is of timetables that fit the memory limit"]
+    else:
+        rest = []
     out.show(
         made,
         *(f"bubble = {formula}" for formula in formulas),
         "gap = value / bound - 1",
+        *rest,
         *(_about_bound(bound, rows) for bound in bounds),
     )
 

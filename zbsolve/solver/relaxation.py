@@ -37,7 +37,7 @@ KINDS = frozenset({"rank-subset", "quantised", "windows"})
 _MOST_OPERATIONS = 6_000
 """Models beyond this are not over with their preparations in time."""
 
-_FIRST_STEP = 16
+_FIRST_STEP = 4
 """What part of the gap it is first tried to close."""
 
 _FIRST_PATIENCE = 1.0
@@ -236,28 +236,29 @@ def _slowest(line: Line) -> int:
 
 
 def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
-    """Growing subsets of ranks, each in rounded and in exact times; yields the work of each question.
+    """All ranks, then smaller subsets, in exact and in rounded times, in rounds of growing patience.
 
-    A round ends at the first subset that neither gave a better bound nor is finished; the next has more patience.
+    Yields the work of each question.
     """
     exact, rounded = exact_unit(problem), good_unit(problem, run.incumbent_ns)
-    place, lines = problem.placement.routes[0], {unit: read_line(problem, unit) for unit in (rounded, exact)}
+    place, lines = problem.placement.routes[0], {unit: read_line(problem, unit) for unit in (exact, rounded)}
     lines = {unit: line for unit, line in lines.items() if line.handy}
     order = _promising(read_line(problem, 1))
-    sizes = (*(size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32) if size < len(order)), len(order))
+    sizes = (*(size for size in (2, 4, 8, 16, 32) if size < len(order)), len(order))
     fitting = [size for size in sizes if 3 * size * problem.microbatches <= _MOST_OPERATIONS]
-    open_ = [(size, unit) for size in fitting for unit in lines]
+    open_ = [(size, unit) for unit in lines for size in reversed(fitting)]
     steps: dict[tuple[int, int], int] = {}
     patience = _FIRST_PATIENCE
     while open_:
-        for task in tuple(open_):
-            size, unit = task
+        waiting = list(open_)
+        while waiting:
+            task = size, unit = waiting[0]
             question = Question(
                 kind="whole",
                 microbatches=problem.microbatches,
                 kept=order[:size],
                 least=run.best.value_ns // unit,
-                most=run.incumbent_ns // unit,
+                most=(run.incumbent_ns - 1) // unit,
             )
             step = steps.get(task, 1 + (question.most - question.least) // _FIRST_STEP)
             answer, steps[task] = refute(lines[unit], question, run.limits(patience), step)
@@ -269,9 +270,9 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
             paid = run.offer(answer.least * unit, named.name)
             if answer.final:
                 open_.remove(task)
+            if answer.final or not paid:
+                del waiting[0]  # what pays goes on
             yield answer.work
-            if not paid and not answer.final:
-                break
         patience *= 4
 
 

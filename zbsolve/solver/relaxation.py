@@ -3,15 +3,16 @@
 Each is a relaxation of the problem with the choices of what to leave out in its name, so that anyone
 can put the question again (`zbsolve.solver.certificate`):
 
-- ``rank-subset[0,1,7]``: these ranks exactly, of the others only the order of F's and of gradients;
+- ``rank-subset[0,1,7]``: these ranks (or all) exactly, of the others only the order of F's and of gradients;
 - ``quantised[u=473000]``: all ranks, times rounded down to multiples of 473000 ns;
 - ``windows[9+10+5,at=0]``: value >= P(9) + P(10) + S(5), counted on rank 0, see `zbsolve.solver.windows`;
 
 and ``u=...`` in any of them where times are rounded. They apply to one stage a rank on one route, for period
 and makespan; the proofs are in `zbsolve.solver.line`, `line_model` and `windows`.
 
-What pays where: windows where memory is tight, for they see ranks block each other; subsets where
-one rank decides with the help of a few others; where memory is plentiful the analytic bounds are as good.
+What pays where: all ranks where the question is small enough to be refuted; windows where memory is tight and
+there are more microbatches; smaller subsets where one rank decides with the help of a few others. Where memory is
+plentiful the formulas are as good.
 """
 
 from __future__ import annotations

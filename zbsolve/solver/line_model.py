@@ -102,12 +102,15 @@ class Answer:
         Whether an assignment within the limits was found.
     work
         Deterministic time spent.
+    value
+        What was found.
     """
 
     least: int
     final: bool
     found: bool
     work: float
+    value: int = 0
 
 
 def refute(line: Line, question: Question, limits: Limits, step: int) -> tuple[Answer, int]:
@@ -126,25 +129,25 @@ def refute(line: Line, question: Question, limits: Limits, step: int) -> tuple[A
     What is proven, as `ask` says it, and the step to go on with another time.
     """
     end = time.perf_counter() + limits.seconds
-    least, work = question.least, 0.0
-    while True:
+    least, cap, work = question.least, question.most + 1, 0.0
+    while least < cap:
         left = None if limits.deterministic is None else limits.deterministic - work
-        most = min(question.most, least + max(0, step))
+        most = min(cap - 1, least + max(1, step) - 1)
         answer = ask(
             line,
-            replace(question, least=least, most=most),
+            replace(question, least=0, most=most, only_exists=True),
             replace(limits, seconds=end - time.perf_counter(), deterministic=left),
         )
         work += answer.work
-        least = max(least, answer.least)
-        if answer.least <= most:
-            step = step if answer.final else max(1, step // 4)
-            return Answer(least=least, final=answer.final, found=answer.found, work=work), step
-        if most >= question.most:
-            return Answer(least=least, final=True, found=False, work=work), step
-        step *= 2
+        if answer.found:
+            cap, step = answer.value, max(1, (answer.value - least) // 2)
+        elif answer.final:
+            least, step = most + 1, 2 * step
+        else:
+            return Answer(least=least, final=False, found=False, work=work), max(1, step // 2)
         if time.perf_counter() >= end or (limits.deterministic is not None and work >= limits.deterministic):
-            return Answer(least=least, final=False, found=False, work=work), step
+            break
+    return Answer(least=least, final=least >= cap, found=cap <= question.most, work=work), step
 
 
 def ask(line: Line, question: Question, limits: Limits) -> Answer:
@@ -153,7 +156,7 @@ def ask(line: Line, question: Question, limits: Limits) -> Answer:
 
     if question.least > question.most:
         return Answer(least=question.least, final=True, found=False, work=0.0)
-    model = build(line, question).model
+    built = build(line, question)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.01, limits.seconds)
     solver.parameters.num_workers = 1  # more search for good answers, which are not wanted here
@@ -162,7 +165,7 @@ def ask(line: Line, question: Question, limits: Limits) -> Answer:
     solver.parameters.use_objective_lb_search = True
     if limits.deterministic is not None:
         solver.parameters.max_deterministic_time = max(0.001, limits.deterministic)
-    status = solver.solve(model)
+    status = solver.solve(built.model)
     work = float(solver.response_proto.deterministic_time)
     if status == cp_model.INFEASIBLE:
         return Answer(least=question.most + 1, final=True, found=False, work=work)
@@ -173,6 +176,7 @@ def ask(line: Line, question: Question, limits: Limits) -> Answer:
         final=status == cp_model.OPTIMAL and not question.only_exists,
         found=status in (cp_model.OPTIMAL, cp_model.FEASIBLE),
         work=work,
+        value=int(solver.value(built.answer)) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else 0,
     )
 
 

@@ -3,15 +3,16 @@
 Each is a relaxation of the problem with the choices of what to leave out in its name, so that anyone
 can put the question again (`zbsolve.solver.certificate`):
 
-- ``rank-subset[0,1,7]``: these ranks exactly, of the others only the order of F's and of gradients;
+- ``rank-subset[0,1,7]``: these ranks (or all) exactly, of the others only the order of F's and of gradients;
 - ``quantised[u=473000]``: all ranks, times rounded down to multiples of 473000 ns;
 - ``windows[9+10+5,at=0]``: value >= P(9) + P(10) + S(5), counted on rank 0, see `zbsolve.solver.windows`;
 
 and ``u=...`` in any of them where times are rounded. They apply to one stage a rank on one route, for period
 and makespan; the proofs are in `zbsolve.solver.line`, `line_model` and `windows`.
 
-What pays where: windows where memory is tight, for they see ranks block each other; subsets where
-one rank decides with the help of a few others; where memory is plentiful the analytic bounds are as good.
+What pays where: all ranks where the question is small enough to be refuted; windows where memory is tight and
+there are more microbatches; smaller subsets where one rank decides with the help of a few others. Where memory is
+plentiful the formulas are as good.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ KINDS = frozenset({"rank-subset", "quantised", "windows"})
 _MOST_OPERATIONS = 6_000
 """Models beyond this are not over with their preparations in time."""
 
-_FIRST_STEP = 16
+_FIRST_STEP = 4
 """What part of the gap it is first tried to close."""
 
 _FIRST_PATIENCE = 1.0
@@ -236,28 +237,29 @@ def _slowest(line: Line) -> int:
 
 
 def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
-    """Growing subsets of ranks, each in rounded and in exact times; yields the work of each question.
+    """All ranks, then smaller subsets, in exact and in rounded times, in rounds of growing patience.
 
-    A round ends at the first subset that neither gave a better bound nor is finished; the next has more patience.
+    Yields the work of each question.
     """
     exact, rounded = exact_unit(problem), good_unit(problem, run.incumbent_ns)
-    place, lines = problem.placement.routes[0], {unit: read_line(problem, unit) for unit in (rounded, exact)}
+    place, lines = problem.placement.routes[0], {unit: read_line(problem, unit) for unit in (exact, rounded)}
     lines = {unit: line for unit, line in lines.items() if line.handy}
     order = _promising(read_line(problem, 1))
-    sizes = (*(size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32) if size < len(order)), len(order))
+    sizes = (*(size for size in (2, 4, 8, 16, 32) if size < len(order)), len(order))
     fitting = [size for size in sizes if 3 * size * problem.microbatches <= _MOST_OPERATIONS]
-    open_ = [(size, unit) for size in fitting for unit in lines]
+    open_ = [(size, unit) for unit in lines for size in reversed(fitting)]
     steps: dict[tuple[int, int], int] = {}
     patience = _FIRST_PATIENCE
     while open_:
-        for task in tuple(open_):
-            size, unit = task
+        waiting = list(open_)
+        while waiting:
+            task = size, unit = waiting[0]
             question = Question(
                 kind="whole",
                 microbatches=problem.microbatches,
                 kept=order[:size],
                 least=run.best.value_ns // unit,
-                most=run.incumbent_ns // unit,
+                most=(run.incumbent_ns - 1) // unit,
             )
             step = steps.get(task, 1 + (question.most - question.least) // _FIRST_STEP)
             answer, steps[task] = refute(lines[unit], question, run.limits(patience), step)
@@ -269,9 +271,9 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
             paid = run.offer(answer.least * unit, named.name)
             if answer.final:
                 open_.remove(task)
+            if answer.final or not paid:
+                del waiting[0]  # what pays goes on
             yield answer.work
-            if not paid and not answer.final:
-                break
         patience *= 4
 
 

@@ -392,6 +392,22 @@ def test_profile_measure(tmp_path, monkeypatch):
     assert "forward" in call("profile", "show", "p.json").stdout
 
 
+def test_profile_measure_tells_doubts_on_stderr(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lost_model_of_tests.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    sample = torch.full((2, 8), float('inf')), torch.zeros(2, 8)\n"
+        "    return [torch.nn.Linear(8, 8)], sample, torch.nn.functional.mse_loss\n"
+    )
+    line = ("profile", "measure", "lost_model_of_tests:make", "--repeats", "1", "--warmup", "0")
+    told = call(*line, "--json")
+    assert "WARNING: the loss of the sample is" in told.stderr
+    assert "WARNING: the loss of the sample is" in json.loads(told.stdout)["source"]["note"]
+    assert call(*line, "-q").stderr == ""
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -510,8 +526,8 @@ def test_options_that_make_no_sense_are_one_message(tmp_path, options, words):
 
 
 def test_messages_of_click_are_laid_out_in_one_line(profile, timetable):
-    assert "Choose from: torch-csv" in error_of(call("emit", timetable, code=2))
-    assert "Choose from: profile, timetable" in error_of(call("schema", code=2))
+    assert "Choose from: torch-csv. See `" in error_of(call("emit", timetable, code=2))
+    assert "Choose from: profile, timetable. See `" in error_of(call("schema", code=2))
 
 
 def test_one_is_no_plural(tmp_path):

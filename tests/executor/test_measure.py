@@ -322,21 +322,26 @@ def test_a_stage_that_cuts_the_backward_is_told(way):
 
 
 class Reentrant(nn.Module):
-    def __init__(self):
+    def __init__(self, *, also):
         super().__init__()
+        self.also = also
         self.first, self.block = nn.Linear(2, 2), nn.Linear(2, 2)
 
     def forward(self, x):
         from torch.utils.checkpoint import checkpoint
 
-        return checkpoint(self.block, x, use_reentrant=True) + self.first(x)
+        return checkpoint(self.block, x, use_reentrant=True) + self.first(x) + (self.block(x) if self.also else 0)
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_a_reentrant_checkpoint_that_recomputes_nothing_is_told():
-    note = measured([Reentrant(), nn.Linear(2, 2)], torch.ones(1, 2)).source.note
-    assert "on stage 0 no gradient reaches block.weight, block.bias" in note
-    assert "reentrant checkpoint" in note
+    for also in (False, True):
+        note = measured([Reentrant(also=also), nn.Linear(2, 2)], torch.ones(1, 2)).source.note
+        assert "WARNING: a reentrant checkpoint on stage 0 gets no input that wants a gradient" in note
+        assert ("on stage 0 no gradient reaches block.weight, block.bias" in note) is not also
+    # its input wants a gradient: it recomputes
+    stage = nn.Sequential(nn.Linear(2, 2), Reentrant(also=False))
+    assert "checkpoint" not in measured([stage, nn.Linear(2, 2)], torch.ones(1, 2)).source.note
 
 
 def test_doubts_leave_the_gradients_of_the_caller():

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from zbsolve.cli._figures import gap_of
-from zbsolve.errors import OrderError
+from zbsolve.errors import InvalidInput
 from zbsolve.timetable import Violation
 from zbsolve.units import counted
 
@@ -60,7 +60,7 @@ def _about_the_order(given: Timetable, record: SolverRecord) -> list[str]:
 
     try:
         found = metrics(given)
-    except OrderError:  # what is wrong with the rows has been told
+    except InvalidInput:  # no order of the problem, which has been told, or sums beyond 2^62
         return []
     wrong = [
         f"a {what} of {claimed} ns is claimed, the order gives {ns} ns"

@@ -85,7 +85,7 @@ def _clicks_words(error: click.ClickException) -> str:
     text = one_line(" ".join(error.format_message().split()))
     for name, words in TYPES.items():
         text = text.replace(f"is not a valid {name}.", f"is not {words}.")
-    return text
+    return text if text.endswith((".", "?")) else text + "."
 
 
 def limits_that_fit(error: Infeasible) -> str:

@@ -7,6 +7,7 @@ backward is cut somewhere, should not pass without a word: its times are not tho
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -15,6 +16,9 @@ from torch.nn.parameter import UninitializedParameter
 from zbsolve.errors import InvalidInput
 from zbsolve.executor.borders import Border
 from zbsolve.executor.stagework import StageWork
+
+IDLE_CHECKPOINT = "None of the inputs have requires_grad"
+"""How torch's reentrant checkpoint says that it does nothing."""
 
 __all__ = ["doubts", "refuse_shared"]
 
@@ -55,16 +59,23 @@ def doubts(work: StageWork, border: Border) -> list[str]:
 
     Returns
     -------
-    One sentence for each: a loss that is no number, no gradient for the stage's input, weights that
-    get no gradient.
+    One sentence for each: a checkpoint that recomputes nothing, a loss that is no number, no gradient
+    for the stage's input, weights that get no gradient.
     """
     module = work.module
     kept = [(parameter, parameter.grad) for parameter in module.parameters()]
     for parameter, _ in kept:
         parameter.grad = None
     try:
-        flight = work.forward(border.leaves())
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            flight = work.forward(border.leaves())
         found = []
+        if any(IDLE_CHECKPOINT in str(warning.message) for warning in said):
+            found.append(
+                f"a reentrant checkpoint on stage {work.number} gets no input that wants a gradient, so it recomputes "
+                "nothing and the weights in it learn nothing; checkpoint with use_reentrant=False"
+            )
         if flight.loss is not None and not bool(torch.isfinite(flight.loss.detach()).all()):
             found.append(f"the loss of the sample is {float(flight.loss.detach())}; check sample, weights and loss")
         gradients = work.backward(flight, border.output_grads)
@@ -87,6 +98,6 @@ def _without_gradient(work: StageWork) -> list[str]:
         return []
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return [
-        f"on stage {work.number} no gradient reaches {shown}, so that backward was not measured; the sample does not "
-        "use it, it is detached, or a reentrant checkpoint gets no input that wants a gradient (use_reentrant=False)"
+        f"on stage {work.number} no gradient reaches {shown}, so their backward was not measured; does the sample not "
+        "use them, or is something detached?"
     ]

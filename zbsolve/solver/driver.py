@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import time
 from collections.abc import Callable
 
@@ -22,32 +21,27 @@ from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
 from zbsolve.solution import Solution
 from zbsolve.solver.budget import Budget
-from zbsolve.solver.fusing import Fuser, fuse
-from zbsolve.solver.improvement import Improver
+from zbsolve.solver.compiled import plain
+from zbsolve.solver.crew import Crew, InLine, Processes
+from zbsolve.solver.director import Director, Pending
+from zbsolve.solver.fusing import fuse
 from zbsolve.solver.incumbent import Incumbent, Progress, relative_gap
-from zbsolve.solver.node_sets import NodeSets
 from zbsolve.solver.pool import Pool
-from zbsolve.solver.portfolio import add_baselines, add_plain, add_random
-from zbsolve.solver.smaller import add_stretched, worth_shrinking
+from zbsolve.solver.portfolio import add_baselines, add_plain
 from zbsolve.solver.stretching import stretch
+from zbsolve.solver.tasks import Case, Done, Warm
 from zbsolve.timetable import Order, Timetable
 
 __all__ = ["solve"]
 
-_PORTFOLIO, _SMALLER, _SHORT, _CPSAT = 0.12, 0.12, 0.4, 0.25
-"""Parts of what is left that random list schedules, the smaller problem, short annealing starts and CP-SAT may take."""
-
-_MOST_RANDOM = 3_000
-"""Random list schedules under a work limit; more add little."""
+_CREW_S, _CREW_STEPS = 2.0, 20_000
+"""A search shorter than this is over before worker processes have paid for their start."""
 
 _FUSING_NODES = 500_000
 """Operations timed while the answer is fused at the end."""
 
 _FINISH_S = 5e-5
 """Seconds an operation that fusing, timing and measuring the answer take, kept back from the search."""
-
-_ROUND_S, _ROUND_STEPS = 6.0, 60_000
-"""What one round of long annealing runs takes."""
 
 
 def solve(
@@ -113,9 +107,9 @@ def solve(
     try:
         _search(problem, incumbent, budget, seed, workers or _available_cpus(), start, gap)
     except KeyboardInterrupt:
-        if incumbent.order is None:
+        if not incumbent.known:
             raise
-    if incumbent.order is None:
+    if not incumbent.known:
         raise NothingFound(
             "no timetable was found; give more time, a larger work limit, or a larger memory limit "
             "(with several chunks a rank the search keeps some memory in reserve)"
@@ -149,58 +143,75 @@ def _search(
     start: Order | Timetable | None,
     gap: float,
 ) -> None:
-    pool, node_sets = Pool(problem, incumbent), NodeSets(problem)
+    pool = Pool(Case(problem, plain()), incumbent)
     if start is not None:
         _add_start(pool, start.order if isinstance(start, Timetable) else start)
-    improver = Improver(pool, node_sets, seed=seed, workers=workers, gap=gap)
-    rng, fuser = random.Random(seed), Fuser(pool)
+    for step in (add_plain, add_baselines):
+        if not incumbent.done and not (budget.over and incumbent.known):
+            step(pool, budget.part(0.5))
+    if incumbent.done or budget.over:
+        return
+    crew = _crew(pool.case, budget, workers)
+    try:
+        _cooperate(Director(pool, budget, size=workers, seed=seed, gap=gap), crew, incumbent)
+    finally:
+        crew.end()
 
-    def fuse_best(count: int) -> None:
-        if node_sets.matters:
-            fuser.best(count, budget.part(0.1))
 
-    steps: tuple[Callable[[], None], ...] = (
-        lambda: add_plain(pool, node_sets, budget.part(0.5)),
-        lambda: add_baselines(pool, budget.part(0.5)),
-        lambda: add_random(pool, node_sets, budget.part(_PORTFOLIO, most_steps=_MOST_RANDOM), rng),
-        lambda: fuse_best(100),
-        lambda: _stretch(pool, budget, seed, workers),
-        lambda: improver.short_starts(budget.part(_SHORT)),
-        lambda: fuse_best(30),
-        lambda: improver.cpsat(budget.part(_CPSAT)),
-        lambda: improver.long_runs(budget.part(0.5), _rounds(budget)),
-        lambda: fuse_best(10),
-        lambda: improver.long_runs(budget.part(0.95), _rounds(budget)),
-        lambda: fuse_best(10),
-    )
-    for step in steps:
-        if not incumbent.done and not (budget.over and incumbent.order is not None):
-            step()
+def _crew(case: Case, budget: Budget, workers: int) -> Crew:
+    """Processes, unless the search is over before they have paid for their start."""
+    steps = budget.steps_left
+    if (budget.seconds_left < _CREW_S) if steps is None else (steps < _CREW_STEPS):
+        return InLine(case, workers)
+    return Processes(case, workers, in_order=steps is not None)
+
+
+def _cooperate(director: Director, crew: Crew, incumbent: Incumbent) -> None:
+    """Keep the crew at work until proof or budget ends it."""
+    budget = director.budget
+    pending: dict[int, Pending] = {}
+    if isinstance(crew, Processes):
+        warming: int | None = crew.submit(Warm(), budget.deadline)
+        if not crew.warm:
+            incumbent.tell("compiling the search kernels, once on this machine")
+    else:
+        warming = None
+    director.warm = warming is None
+    while not (incumbent.done or budget.over):
+        while len(pending) < crew.size - (warming is not None):
+            task = director.next()
+            if task is None:
+                break
+            pending[crew.submit(task.task, budget.deadline)] = task
+        if warming is None and not pending:
+            return
+        heard = crew.hear(budget.seconds_left)
+        if heard is None:
+            return
+        number, find = heard
+        if number == warming:
+            warming, director.warm = None, True
+            continue
+        director.absorb(pending[number], find)
+        if isinstance(find, Done):
+            del pending[number]
 
 
 def _add_start(pool: Pool, order: Order) -> None:
     """Take a given order in, stretched if it has another number of microbatches."""
     present = 1 + max((op.microbatch or 0 for row in order.rows for op in row), default=0)
-    stretched = order if present == pool.problem.microbatches else stretch(order, pool.problem.microbatches)
+    wanted = pool.case.problem.microbatches
+    stretched = order if present == wanted else stretch(order, wanted)
     if stretched is not None:
         pool.add_order(stretched, "the given start")
 
 
-def _stretch(pool: Pool, budget: Budget, seed: int, workers: int) -> None:
-    if worth_shrinking(pool.problem):
-        add_stretched(pool, budget.part(_SMALLER), seed=seed, workers=workers)
-
-
-def _rounds(budget: Budget) -> int:
-    left = budget.steps_left
-    return max(1, int(budget.seconds_left / 2 / _ROUND_S) if left is None else left // 2 // _ROUND_STEPS)
-
-
 def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int) -> Solution:
     """Time the best order exactly, fused wherever that costs nothing."""
-    assert incumbent.order is not None
-    trials = max(10, _FUSING_NODES // sum(map(len, incumbent.order.rows)))
-    _, order = fuse(problem, incumbent.order, Budget(math.inf, trials))
+    order = incumbent.order
+    assert order is not None
+    trials = max(10, _FUSING_NODES // sum(map(len, order.rows)))
+    _, order = fuse(problem, order, Budget(math.inf, trials))
     timetable = simulate(problem, order)
     value = timetable.period_ns if problem.objective == "period" else timetable.makespan_ns
     bound = incumbent.bound

@@ -12,13 +12,15 @@ from zbsolve.errors import ScheduleConditionError
 from zbsolve.opgraph import KINDS
 from zbsolve.ops import Kind
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.kernels import makespan, period
 from zbsolve.solver.list_scheduler import NEVER, Rule, list_schedule
 from zbsolve.solver.node_sets import NodeSet, NodeSets
 from zbsolve.solver.pattern import Pattern
 from zbsolve.solver.pool import Pool
+from zbsolve.solver.tasks import Case, Found
 from zbsolve.timetable import Order
 
-__all__ = ["add_baselines", "add_plain", "add_random", "plain_rules", "random_rule"]
+__all__ = ["add_baselines", "add_plain", "plain_rules", "random_drafts", "random_rule"]
 
 _FORWARD = KINDS.index(Kind.FORWARD)
 _BACKWARD_WEIGHT = KINDS.index(Kind.BACKWARD_WEIGHT)
@@ -81,30 +83,38 @@ def random_rule(pattern: Pattern, rng: random.Random) -> Rule:
     )
 
 
-def add_plain(pool: Pool, node_sets: NodeSets, budget: Budget) -> None:
+def add_plain(pool: Pool, budget: Budget) -> None:
     """Add what the plain rules give, on each of the plain choices of fused and split."""
-    for node_set in _plain_sets(node_sets):
+    for node_set in _plain_sets(pool.case.node_sets):
         for number, rule in enumerate(plain_rules(node_set.pattern)):
-            _try(pool, node_set, rule, f"list scheduler, plain rule {number}", budget)
-            if pool.incumbent.done or (budget.over and pool.incumbent.order is not None):
+            found = draft(pool.case, node_set, rule, budget)
+            if found is not None:
+                pool.add(found.value_ns, found.sequence, found.fused, f"list scheduler, plain rule {number}")
+            if pool.incumbent.done or (budget.over and pool.incumbent.known):
                 return
 
 
-def add_random(pool: Pool, node_sets: NodeSets, budget: Budget, rng: random.Random) -> None:
-    """Add what random rules give until the budget is over."""
+def random_drafts(case: Case, budget: Budget, rng: random.Random) -> Iterator[Found]:
+    """What random rules give, until the budget is over."""
     tried = 0
-    while not (pool.incumbent.done or budget.over):
+    while not budget.over:
         if tried % _RULES_A_SET == 0:
-            node_set = _random_set(node_sets, rng)
+            node_set = _random_set(case.node_sets, rng)
         tried += 1
-        _try(pool, node_set, random_rule(node_set.pattern, rng), "list scheduler, random rule", budget)
+        found = draft(case, node_set, random_rule(node_set.pattern, rng), budget)
+        if found is not None:
+            yield found
 
 
-def _try(pool: Pool, node_set: NodeSet, rule: Rule, method: str, budget: Budget) -> None:
+def draft(case: Case, node_set: NodeSet, rule: Rule, budget: Budget) -> Found | None:
+    """The list schedule of a rule, timed."""
     budget.spend(1)
-    draft = list_schedule(node_set.pattern, rule)
-    if draft is not None:
-        pool.add(node_set.arrays, draft.sequence, method)
+    made = list_schedule(node_set.pattern, rule)
+    if made is None:
+        return None
+    arrays = node_set.arrays
+    value = period(arrays, made.sequence)[0] if case.periodic else makespan(arrays, made.sequence)
+    return Found(value, *case.unfold(node_set.graph, made.sequence))
 
 
 def _plain_sets(node_sets: NodeSets) -> list[NodeSet]:
@@ -146,12 +156,12 @@ def add_baselines(pool: Pool, budget: Budget) -> None:
     for method, order in _published(pool, budget):
         budget.spend(1)
         pool.add_order(order, method)
-        if pool.incumbent.done or (budget.over and pool.incumbent.order is not None):
+        if pool.incumbent.done or (budget.over and pool.incumbent.known):
             return
 
 
 def _published(pool: Pool, budget: Budget) -> Iterator[tuple[str, Order]]:
-    problem = pool.problem
+    problem = pool.case.problem
     small = 3 * problem.placement.stages * problem.microbatches <= _GREEDY_NODES
     if small:
         with contextlib.suppress(ScheduleConditionError):

@@ -1,7 +1,8 @@
-"""The pieces of search that can run elsewhere: annealing runs and CP-SAT runs, as data.
+"""The pieces of search that run in workers, as data.
 
-A task is what a worker process needs and nothing more; `run` does it and hands out what it finds.
-The same task gives the same results in this process and in another.
+A task is what a worker needs beyond the case it has been told once; `run` does it and hands out what
+it finds, as it finds it. The same task gives the same results in this process and in another, with
+plain kernels and with compiled ones, if steps limit it.
 """
 
 from __future__ import annotations
@@ -9,143 +10,258 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from zbsolve.solver.annealing import Cooling, anneal
+import numpy as np
+from numpy.typing import NDArray
+
+from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
-from zbsolve.solver.kernels import Arrays
+from zbsolve.solver.compiled import Kernels, ready_to_move
+from zbsolve.solver.moves import BEST, BEST_FUSED, BEST_SEQUENCE, REG
+from zbsolve.solver.network import LIMIT, RANK, SHAPE, Table, build_network
+from zbsolve.solver.node_sets import NodeSets
 
-__all__ = ["Anneal", "Bounded", "Find", "Found", "Proof", "Prove", "Task", "run"]
+if TYPE_CHECKING:
+    from zbsolve.opgraph import OpGraph
 
-_PUNCTUAL = 0.9
-"""The part of its time that CP-SAT is given; it takes some more to notice the end."""
+__all__ = ["Anneal", "Bounded", "Case", "Done", "Find", "Found", "Length", "Prove", "Scan", "Task", "Warm", "run"]
+
+Int32 = NDArray[np.int32]
+Int8 = NDArray[np.int8]
+
+_CHUNK = 2_000
+"""Moves between two looks at the clock by compiled kernels; also how often the temperature falls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long a task may go on: in seconds from when it begins, or in steps."""
+
+    seconds: float | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Load the compiled kernels, or compile them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """Random list schedules; the best `keep` of them are handed out."""
+
+    length: Length
+    seed: int
+    keep: int
+    target_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anneal:
-    """An annealing run; `seconds` and `steps` limit it, whichever there is.
+    """An annealing run from an order.
 
     Parameters
     ----------
-    arrays, sequence
-        The order to begin with.
-    objective
-        ``"period"`` or ``"makespan"``.
-    cooling
-        Temperatures.
+    sequence, fused
+        The order to begin with, as nodes of the network.
+    first, ratio
+        The temperature at the start as a part of the value, and at the end as a part of that.
     target_ns
         Stop at this value.
-    seconds
-        From when it begins, None for none.
-    steps
-        Moves, None for no limit.
-    seed
-        Of its choices.
-    method
-        Its name.
+    length, seed
+        Of the run.
     """
 
-    arrays: Arrays
-    sequence: list[int]
-    objective: str
-    cooling: Cooling
+    sequence: Int32
+    fused: Int8
+    first: float
+    ratio: float
     target_ns: int
-    seconds: float | None
-    steps: int | None
+    length: Length
     seed: int
-    method: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prove:
-    """A CP-SAT run; fields as in `Anneal` and `zbsolve.solver.cpsat.improve`."""
+    """CP-SAT on the whole problem, hinted with an order."""
 
-    arrays: Arrays
-    sequence: list[int]
-    objective: str
+    sequence: Int32
+    fused: Int8
     value_ns: int
     bound_ns: int
-    seconds: float | None
-    deterministic: float | None
-    workers: int
+    length: Length
+    threads: int
     seed: int
-    method: str
 
 
-Task = Anneal | Prove
+Task = Warm | Scan | Anneal | Prove
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An order better than what its task began with; the value is known if it was timed exactly."""
+    """An order, with its exact value."""
 
-    sequence: list[int]
-    value_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The end of a task: how much work it was, and a bound it proved (0 for none)."""
-
-    steps: int
-    bound_ns: int
-    deterministic: float
+    value_ns: int
+    sequence: Int32
+    fused: Int8
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A bound proved on the way."""
+    """A bound proved."""
 
-    bound_ns: int
-
-
-Find = Found | Bounded | Proof
-"""What a task hands out: orders and bounds as they come, then one proof."""
+    value_ns: int
+    name: str
 
 
-def run(task: Task, deadline: float, hand: Callable[[Find], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a task: the steps it took, and whether its worker was lost."""
+
+    steps: int = 0
+    lost: bool = False
+
+
+Find = Found | Bounded | Done
+
+
+@dataclass(eq=False)
+class Case:
+    """What all tasks of a solve share.
+
+    Parameters
+    ----------
+    problem
+        What is asked.
+    kernels
+        Plain or compiled.
+    """
+
+    problem: Problem
+    kernels: Kernels
+    network: Table = field(init=False)
+    arrays: NDArray[np.int64] = field(init=False)
+    node_sets: NodeSets = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arrays = build_network(self.problem)
+        network: Any = self.arrays.tolist() if self.kernels.lists else self.arrays
+        self.network = network
+        self.node_sets = NodeSets(self.problem)
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes of the network."""
+        return int(self.arrays[SHAPE][0])
+
+    @property
+    def rank(self) -> NDArray[np.int64]:
+        """The rank of each node of the network."""
+        column: NDArray[np.int64] = self.arrays[RANK][: self.nodes]
+        return column
+
+    @property
+    def periodic(self) -> int:
+        """1 for the period, 0 for the makespan."""
+        return int(self.problem.objective == "period")
+
+    def unfold(self, graph: OpGraph, sequence: Any) -> tuple[Int32, Int8]:
+        """Nodes of any graph of the problem as nodes of the network, ghosts behind their B, and which are fused."""
+        parts, microbatches = self.nodes // 3, self.problem.microbatches
+        nodes = np.asarray(sequence, dtype=np.int64)
+        kind, within = (
+            graph.kind[nodes].astype(np.int64),
+            graph.stage[nodes].astype(np.int64) * microbatches + graph.microbatch[nodes],
+        )
+        whole = kind == 3
+        own = np.where(whole, 1, kind) * parts + within
+        fused = np.zeros(3 * parts, dtype=np.int8)
+        fused[own[whole]] = fused[own[whole] + parts] = 1
+        twice = np.repeat(own, 1 + whole)
+        twice[np.flatnonzero(np.diff(twice, prepend=-1) == 0)] += parts
+        return twice.astype(np.int32), fused
+
+
+def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -> Done:
     """Do a task.
 
     Parameters
     ----------
     task
         What to do.
+    case
+        What all tasks share.
     deadline
-        On the clock of `time.perf_counter`; the task's own limits apply besides.
+        On the clock of `time.perf_counter`; the task's own length applies besides.
     hand
         Takes what it finds.
     """
-    now = time.perf_counter()
-    until = deadline if task.seconds is None else min(deadline, now + task.seconds)
-    if isinstance(task, Anneal):
-        budget = Budget(until, task.steps)
-        anneal(
-            task.arrays,
-            task.sequence,
-            objective=task.objective,
-            cooling=task.cooling,
-            budget=budget,
-            rng=random.Random(task.seed),
-            target_ns=task.target_ns,
-            on_better=lambda value, sequence: hand(Found(sequence, value)),
-        )
-        hand(Proof(budget.spent, 0, 0.0))
-        return
-    from zbsolve.solver.cpsat import Limits, improve
+    if isinstance(task, Warm):
+        _warm(case)
+        return Done()
+    seconds = task.length.seconds
+    until = deadline if seconds is None else min(deadline, time.perf_counter() + seconds)
+    budget = Budget(until, task.length.steps)
+    if isinstance(task, Scan):
+        _scan(task, case, budget, hand)
+    elif isinstance(task, Anneal):
+        _anneal(task, case, budget, hand)
+    else:
+        raise AssertionError
+    return Done(budget.spent)
 
-    outcome = improve(
-        task.arrays,
-        task.sequence,
-        objective=task.objective,
-        value_ns=task.value_ns,
-        bound_ns=task.bound_ns,
-        limits=Limits(
-            seconds=_PUNCTUAL * max(0.0, until - time.perf_counter()),
-            deterministic=task.deterministic,
-            workers=task.workers,
-            seed=task.seed,
-        ),
-        on_sequence=lambda sequence: hand(Found(sequence, None)),
-        on_bound=lambda bound: hand(Bounded(bound)),
-    )
-    hand(Proof(0, outcome.bound_ns, outcome.deterministic))
+
+def _warm(case: Case) -> None:
+    """Call every kernel once, on one microbatch after the other without a limit."""
+    parts, microbatches = case.nodes // 3, case.problem.microbatches
+    forward = np.arange(parts).reshape(-1, microbatches)
+    backward = forward[::-1] + parts
+    sequence = np.concatenate([forward, np.stack([backward, backward + parts], axis=1).reshape(-1, microbatches)])
+    free: Any = case.arrays.copy()
+    free[LIMIT] = 2**62
+    if case.kernels.lists:
+        free = free.tolist()
+    state = ready_to_move(case.kernels, free, sequence.T.ravel().tolist(), [0] * (3 * parts), 0, case.periodic)
+    case.kernels.anneal_moves(free, state, 1, 1.0, 0, 0.0, case.periodic)
+
+
+def _scan(task: Scan, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.portfolio import random_drafts
+
+    best: list[Found] = []
+    for found in random_drafts(case, budget, random.Random(task.seed)):
+        if not best or found.value_ns < best[0].value_ns:
+            hand(found)
+        if len(best) < task.keep or found.value_ns < best[-1].value_ns:
+            best.append(found)
+            best.sort(key=lambda f: f.value_ns)
+            del best[task.keep :]
+        if found.value_ns <= task.target_ns:
+            break
+    for found in best[1:]:
+        hand(found)
+
+
+def _anneal(task: Anneal, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    kernels, net, periodic = case.kernels, case.network, case.periodic
+    state = ready_to_move(kernels, net, task.sequence.tolist(), task.fused.tolist(), task.seed, periodic)
+    if state is None:
+        return
+    told = state[REG][BEST]
+    first = task.first * told
+    switching = 0.15 if case.node_sets.matters else 0.0
+    chunk = 50 if kernels.lists and budget.steps is None else _CHUNK
+    whole = budget.seconds_left
+    while not budget.over and told > task.target_ns:
+        if budget.steps is None:
+            done, moves = 1 - budget.seconds_left / whole, chunk
+        else:
+            done, moves = budget.spent / budget.steps, min(chunk, budget.steps - budget.spent)
+        temperature = first * task.ratio**done
+        budget.spend(kernels.anneal_moves(net, state, moves, temperature, task.target_ns, switching, periodic))
+        if state[REG][BEST] < told:
+            told = state[REG][BEST]
+            sequence, fused = (np.asarray(state[row][: case.nodes]) for row in (BEST_SEQUENCE, BEST_FUSED))
+            hand(Found(int(told), sequence.astype(np.int32), fused.astype(np.int8)))

@@ -1,0 +1,184 @@
+"""Which arm of the portfolio works next: the one that has earned the most for its time, and none never.
+
+An arm is a way of finding better orders. Each has a share of the work: a floor, so that it is heard
+of now and then, and a part that grows with what its tasks have gained lately, as improvement of the
+best value for the work done. The arm that is furthest behind its share goes next. With a work limit
+work is counted in steps, else in seconds, so the choice is as reproducible as the rest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from zbsolve.solver.budget import Budget
+from zbsolve.solver.pool import Entry, Pool
+from zbsolve.solver.tasks import Anneal, Done, Find, Found, Length, Scan, Task
+
+__all__ = ["Arm", "Director", "Pending"]
+
+_FADING = 0.8
+"""What a task's gain still counts for after the next of its arm."""
+
+_TEMPERATURES = (0.008, 0.015, 0.004, 0.025)
+"""Starting temperatures of annealing as parts of the value, in the order in which they are tried."""
+
+_STARTS = 24
+"""Short annealing starts before the longer ones."""
+
+_LOST = 3
+"""Lost tasks after which an arm is left alone."""
+
+
+@dataclass(slots=True)
+class Arm:
+    """One way of finding better orders.
+
+    Parameters
+    ----------
+    name
+        As it is told in methods.
+    floor
+        Its share of the work before anything is known of it.
+    propose
+        Makes its next task for a length of work; None if it has nothing to do now.
+    """
+
+    name: str
+    floor: float
+    propose: Callable[[Length], Task | None]
+    work: float = 0.0
+    gain: float = 0.0
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class Pending:
+    """A task under way."""
+
+    arm: Arm
+    task: Task
+    work: float
+    value_ns: int
+    gain: float = 0.0
+    found: list[Found] = field(default_factory=list)
+
+
+class Director:
+    """Hands out tasks and takes in what they find.
+
+    Parameters
+    ----------
+    pool
+        Where orders come from and go to.
+    budget
+        Of the search.
+    size
+        Tasks at once.
+    seed
+        Of all choices.
+    gap
+        A gap at which the search may stop.
+
+    Attributes
+    ----------
+    warm
+        Whether compiled kernels are ready; until then only what needs none is handed out.
+    """
+
+    def __init__(self, pool: Pool, budget: Budget, *, size: int, seed: int, gap: float) -> None:
+        self.pool = pool
+        self.budget = budget
+        self.size = size
+        self.gap = gap
+        self.warm = True
+        self._rng = random.Random(seed)
+        self._runs = 0
+        self._stale = 0
+        self._whole = self._left()
+        self.arms = [
+            Arm("list scheduler, random rule", 0.1, self._scan),
+            Arm("annealing", 0.6, self._anneal),
+        ]
+
+    def _left(self) -> float:
+        """Work left for all workers together."""
+        steps = self.budget.steps_left
+        return self.size * self.budget.seconds_left if steps is None else float(steps)
+
+    def _length(self, share: float, most: float = 1.0) -> Length:
+        """A part of the whole work, but at most such a part of what is left for one worker."""
+        work = min(share * self._whole, most * self._left() / self.size)
+        if self.budget.steps is None:
+            return Length(seconds=max(0.05, work))
+        return Length(steps=max(1, int(work)))
+
+    def _target(self) -> int:
+        return int(self.pool.incumbent.bound.value_ns * (1 + self.gap))
+
+    def _seed(self) -> int:
+        return self._rng.getrandbits(31)
+
+    def next(self) -> Pending | None:
+        """The next task; None if there is nothing to do."""
+        total = sum(arm.work for arm in self.arms) + 1e-9
+        gains = {id(arm): arm.gain / (arm.work + 1e-9) for arm in self.arms}
+        top = max(gains.values()) or 1.0
+        weight = {id(arm): arm.floor * (1 + 3 * gains[id(arm)] / top) for arm in self.arms}
+        every = sum(weight.values())
+        for arm in sorted(self.arms, key=lambda a: a.work / total - weight[id(a)] / every):
+            if arm.lost >= _LOST:
+                continue
+            length = self._length(1.0)
+            task = arm.propose(length)
+            if task is not None:
+                used: Length = getattr(task, "length", length)
+                work = used.seconds if used.steps is None else used.steps
+                arm.work += work or 0.0
+                return Pending(arm, task, work or 0.0, self.pool.incumbent.value_ns)
+        return None
+
+    def absorb(self, pending: Pending, find: Find) -> None:
+        """Take in what a task has found."""
+        incumbent = self.pool.incumbent
+        if isinstance(find, Found):
+            before = incumbent.value_ns
+            incumbent.arm = pending.arm.name
+            self.pool.add(find.value_ns, find.sequence, find.fused, pending.arm.name)
+            if incumbent.value_ns < before:
+                pending.gain += before / incumbent.value_ns - 1
+        elif isinstance(find, Done):
+            self.budget.spend(find.steps)
+            pending.arm.lost += find.lost
+            pending.arm.gain = _FADING * pending.arm.gain + pending.gain
+            if isinstance(pending.task, Anneal):
+                self._stale = 0 if pending.gain else self._stale + 1
+
+    def _scan(self, length: Length) -> Scan | None:
+        return Scan(length=self._length(0.03, 0.2), seed=self._seed(), keep=100, target_ns=self._target())
+
+    def _anneal(self, length: Length) -> Anneal | None:
+        if not self.warm:
+            return None
+        entries = self.pool.entries
+        run, self._runs = self._runs, self._runs + 1
+        if run < _STARTS:
+            entry = entries[int(len(entries) * (run / _STARTS) ** 2)]
+            length = self._length(0.01, 0.3)
+        else:
+            entry = self._good(entries)
+            length = self._length(0.03 * 1.3 ** min(8, self._stale / self.size), 0.7)
+        return Anneal(
+            sequence=entry.sequence,
+            fused=entry.fused,
+            first=_TEMPERATURES[run % len(_TEMPERATURES)],
+            ratio=1 / 30,
+            target_ns=self._target(),
+            length=length,
+            seed=self._seed(),
+        )
+
+    def _good(self, entries: list[Entry]) -> Entry:
+        """One of the best few."""
+        return entries[min(len(entries) - 1, int(4 * self._rng.random() ** 2))]

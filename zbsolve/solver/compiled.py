@@ -18,29 +18,31 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from zbsolve.solver import moves, walks
+from zbsolve.solver import listing, moves, walks
 from zbsolve.solver.moves import new_state
 from zbsolve.solver.network import Table
 
 __all__ = ["Kernels", "cache_folder", "compiled", "environment", "plain", "ready_to_move"]
 
-_MODULES = (moves, walks)
-_NOT_COMPILED = frozenset({"new_state"})
+_MODULES = (moves, walks, listing)
+_ENTRIES = (listing.list_schedule, moves.load, moves.critical, walks.anneal_moves)
+_NOT_COMPILED = frozenset({"new_state", "new_rule"})
 
 
 class Kernels(NamedTuple):
-    """The functions that are called from outside."""
+    """The functions that are called from outside, and whether they take lists or arrays."""
 
+    lists: bool
+    list_schedule: Callable[..., Any]
     load: Callable[..., Any]
     critical: Callable[..., Any]
     anneal_moves: Callable[..., Any]
-    lists: bool
 
 
 @cache
 def plain() -> Kernels:
     """The functions as they stand in their modules."""
-    return Kernels(moves.load, moves.critical, walks.anneal_moves, lists=True)
+    return Kernels(True, *_ENTRIES)
 
 
 @cache
@@ -49,12 +51,11 @@ def compiled() -> Kernels:
     import numba
     from numba.extending import register_jitable
 
-    entries = (moves.load, moves.critical, walks.anneal_moves)
     for module in _MODULES:
         for function in _functions(module):
             register_jitable(function)
-    load, critical, anneal_moves = (numba.njit(cache=True)(function) for function in entries)
-    return Kernels(load, critical, anneal_moves, lists=False)
+    made = [numba.njit(cache=True)(function) for function in _ENTRIES]
+    return Kernels(False, *made)
 
 
 def ready_to_move(

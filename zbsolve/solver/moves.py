@@ -97,7 +97,8 @@ def new_state(net: Table, sequence: Any, fused: Any, seed: int) -> Table:
     state[FUSED][:nodes] = fused
     state[REG][RANDOM_1] = 1 + (seed * 1_000_003 + 12_345) % 2_147_483_562
     state[REG][RANDOM_2] = 1 + (seed * 7_919 + 987_654) % 2_147_483_398
-    return state.tolist() if isinstance(net, list) else state
+    made: Table = state.tolist() if isinstance(net, list) else state
+    return made
 
 
 def draw(st: Table) -> float:

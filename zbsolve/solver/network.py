@@ -31,7 +31,8 @@ Table = list[Row]
 """Rows of one length, each with what its name below says at its front."""
 
 SHAPE = 0
-"""The numbers of nodes N and of ranks R."""
+"""The numbers of nodes N, ranks R, twin classes C and microbatches; 1 if each rank has one chunk and all microbatches
+are alike."""
 
 RANK, TWIN, MATE = range(1, 4)
 """By node; nodes of one twin class run in microbatch order; for B its W, for W its B, else -1."""
@@ -51,6 +52,16 @@ OUT_PTR, OUT = range(12, 14)
 
 BASE, LIMIT = range(14, 16)
 """Bytes by rank."""
+
+NEED_LAG = 16
+"""Beside NEED."""
+
+CLASS_PTR, MEMBER, PARTNER = range(17, 20)
+"""The nodes of twin class c in microbatch order are ``member[class_ptr[c]:class_ptr[c + 1]]``; for a class of
+forwards the class of their input gradients, else -1."""
+
+OF_RANK_PTR, OF_RANK = range(20, 22)
+"""The classes of each rank: input gradients first, then forwards, then weight gradients."""
 
 _PART = {Kind.FORWARD: 0, Kind.BACKWARD_INPUT: 1, Kind.BACKWARD_WEIGHT: 2, Kind.BACKWARD: 1}
 
@@ -72,8 +83,14 @@ def build_network(problem: Problem) -> NDArray[np.int64]:
     tail, head, lag = split.arc_tail, split.arc_head, split.arc_lag_ns
     binds = (split.rank[tail] != split.rank[head]) | (lag != 0)
     tail, head, lag = tail[binds], head[binds], lag[binds]
+    starts, members = _pointers(split.twin, int(split.twin.max()) + 1), np.lexsort((split.microbatch, split.twin))
+    first = members[starts[:-1]]
+    partner = np.where(first < parts, split.twin[(first + parts) % nodes], -1)
+    turn = np.asarray([1, 0, 2])[first // parts]
+    of_rank = np.lexsort((-split.stage[first], turn, split.rank[first]))
+    single = len(first) == 3 * len(set(split.rank[first].tolist()))
     rows = (
-        [nodes, split.ranks],
+        [nodes, split.ranks, len(first), problem.microbatches, single],
         split.rank,
         split.twin,
         mate,
@@ -87,6 +104,12 @@ def build_network(problem: Problem) -> NDArray[np.int64]:
         head[np.argsort(tail, kind="stable")],
         split.base_bytes,
         split.limit_bytes,
+        split.arc_lag_ns,
+        starts,
+        members,
+        partner,
+        _pointers(split.rank[first], split.ranks),
+        of_rank,
     )
     table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for row, given in zip(table, rows, strict=True):

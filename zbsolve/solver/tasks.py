@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.compiled import Kernels, ready_to_move
-from zbsolve.solver.moves import BEST, BEST_FUSED, BEST_SEQUENCE, REG
+from zbsolve.solver.forms import Forms
+from zbsolve.solver.moves import BEST, BEST_FUSED, BEST_SEQUENCE, REG, SEQUENCE, new_state
 from zbsolve.solver.network import LIMIT, RANK, SHAPE, Table, build_network
-from zbsolve.solver.node_sets import NodeSets
 
 if TYPE_CHECKING:
     from zbsolve.opgraph import OpGraph
@@ -143,13 +143,13 @@ class Case:
     kernels: Kernels
     network: Table = field(init=False)
     arrays: NDArray[np.int64] = field(init=False)
-    node_sets: NodeSets = field(init=False)
+    forms: Forms = field(init=False)
 
     def __post_init__(self) -> None:
         self.arrays = build_network(self.problem)
         network: Any = self.arrays.tolist() if self.kernels.lists else self.arrays
         self.network = network
-        self.node_sets = NodeSets(self.problem)
+        self.forms = Forms(self.problem, self.arrays)
 
     @property
     def nodes(self) -> int:
@@ -214,17 +214,18 @@ def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -
 
 
 def _warm(case: Case) -> None:
-    """Call every kernel once, on one microbatch after the other without a limit."""
-    parts, microbatches = case.nodes // 3, case.problem.microbatches
-    forward = np.arange(parts).reshape(-1, microbatches)
-    backward = forward[::-1] + parts
-    sequence = np.concatenate([forward, np.stack([backward, backward + parts], axis=1).reshape(-1, microbatches)])
+    """Call every kernel once, on a list schedule without a limit."""
+    from zbsolve.solver.portfolio import plain_rules
+
     free: Any = case.arrays.copy()
     free[LIMIT] = 2**62
     if case.kernels.lists:
         free = free.tolist()
-    state = ready_to_move(case.kernels, free, sequence.T.ravel().tolist(), [0] * (3 * parts), 0, case.periodic)
-    case.kernels.anneal_moves(free, state, 1, 1.0, 0, 0.0, case.periodic)
+    state = new_state(free, range(case.nodes), [0] * case.nodes, 0)
+    case.kernels.list_schedule(free, state, next(plain_rules(case)))
+    ready = ready_to_move(case.kernels, free, state[SEQUENCE][: case.nodes], [0] * case.nodes, 0, case.periodic)
+    if ready is not None:
+        case.kernels.anneal_moves(free, ready, 1, 1.0, 0, 0.0, case.periodic)
 
 
 def _scan(task: Scan, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
@@ -251,7 +252,7 @@ def _anneal(task: Anneal, case: Case, budget: Budget, hand: Callable[[Find], Non
         return
     told = state[REG][BEST]
     first = task.first * told
-    switching = 0.15 if case.node_sets.matters else 0.0
+    switching = 0.15 if case.forms.matters else 0.0
     chunk = 50 if kernels.lists and budget.steps is None else _CHUNK
     whole = budget.seconds_left
     while not budget.over and told > task.target_ns:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.pool import Entry, Pool
-from zbsolve.solver.tasks import Anneal, Done, Find, Found, Length, Scan, Task
+from zbsolve.solver.tasks import Anneal, Bounded, Done, Find, Found, Length, Prove, Relax, Scan, Task
 
 __all__ = ["Arm", "Director", "Pending"]
 
@@ -26,6 +26,9 @@ _TEMPERATURES = (0.008, 0.015, 0.004, 0.025)
 
 _STARTS = 24
 """Short annealing starts before the longer ones."""
+
+_CPSAT_NODES = 700
+"""Beyond this many operations CP-SAT finds nothing on the whole problem."""
 
 _LOST = 3
 """Lost tasks after which an arm is left alone."""
@@ -97,9 +100,13 @@ class Director:
         self._runs = 0
         self._stale = 0
         self._whole = self._left()
+        self._asked: tuple[int, int] | None = None
+        self._relaxing = False
         self.arms = [
-            Arm("list scheduler, random rule", 0.1, self._scan),
-            Arm("annealing", 0.6, self._anneal),
+            Arm("list scheduler, random rule", 0.05, self._scan),
+            Arm("annealing", 0.5, self._anneal),
+            Arm("CP-SAT", 0.05, self._prove),
+            Arm("relaxations", 0.4, self._relax),
         ]
 
     def _left(self) -> float:
@@ -148,7 +155,15 @@ class Director:
             self.pool.add(find.value_ns, find.sequence, find.fused, pending.arm.name)
             if incumbent.value_ns < before:
                 pending.gain += before / incumbent.value_ns - 1
+        elif isinstance(find, Bounded):
+            before = incumbent.bound.value_ns
+            incumbent.arm = pending.arm.name
+            incumbent.prove(find.bound)
+            if before:
+                pending.gain += max(0.0, incumbent.bound.value_ns / before - 1)
         elif isinstance(find, Done):
+            if isinstance(pending.task, Relax):
+                self._relaxing = False
             self.budget.spend(find.steps)
             pending.arm.lost += find.lost
             pending.arm.gain = _FADING * pending.arm.gain + pending.gain
@@ -176,6 +191,34 @@ class Director:
             ratio=1 / 30,
             target_ns=self._target(),
             length=length,
+            seed=self._seed(),
+        )
+
+    def _prove(self, length: Length) -> Prove | None:
+        """CP-SAT on the best order, once for each."""
+        entry = self.pool.entries[0]
+        key = (entry.value_ns, self.pool.incumbent.bound.value_ns)
+        if self._runs < _STARTS or key == self._asked or len(entry.sequence) > _CPSAT_NODES:
+            return None
+        self._asked = key
+        return Prove(
+            sequence=entry.sequence,
+            fused=entry.fused,
+            value_ns=entry.value_ns,
+            bound_ns=key[1],
+            length=self._length(0.05, 0.5),
+            seed=self._seed(),
+        )
+
+    def _relax(self, length: Length) -> Relax | None:
+        """The bound, one task at a time: with several workers it keeps one of them until the end."""
+        if self._runs < _STARTS or self._relaxing:
+            return None
+        self._relaxing = True
+        return Relax(
+            value_ns=self.pool.incumbent.value_ns,
+            bound=self.pool.incumbent.bound,
+            length=self._length(1.0, 1.0 if self.size > 1 else 0.4),
             seed=self._seed(),
         )
 

@@ -25,6 +25,9 @@ __all__ = ["add_baselines", "add_plain", "plain_rules", "random_drafts", "random
 
 _LATE = 1e17
 
+_STEPS = 100
+"""Moves that take as long as a random list schedule."""
+
 _RULES_A_CHOICE = 4
 """Random rules tried on one choice of fused and split."""
 
@@ -115,6 +118,7 @@ def random_drafts(case: Case, budget: Budget, rng: random.Random) -> Iterator[Fo
         if tried % _RULES_A_CHOICE == 0:
             forms = _random_choice(case.forms, rng)
         tried += 1
+        budget.spend(_STEPS - 1)
         found = draft(case, forms, random_rule(case, classes, rng), rng.getrandbits(31), budget)
         if found is not None:
             yield found

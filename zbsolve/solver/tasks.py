@@ -11,25 +11,42 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
-from zbsolve.solver.budget import Budget
+from zbsolve.solution import Bound
+from zbsolve.solver.budget import STEPS_PER_DETERMINISTIC_SECOND, Budget
 from zbsolve.solver.compiled import Kernels, ready_to_move
 from zbsolve.solver.forms import Forms
+from zbsolve.solver.kernels import Arrays, fits, makespan, period, rows_of, sequence_of
 from zbsolve.solver.moves import BEST, BEST_FUSED, BEST_SEQUENCE, REG, SEQUENCE, new_state
-from zbsolve.solver.network import LIMIT, RANK, SHAPE, Table, build_network
+from zbsolve.solver.network import LIMIT, RANK, SHAPE, Table, build_network, order_of
 
-if TYPE_CHECKING:
-    from zbsolve.opgraph import OpGraph
-
-__all__ = ["Anneal", "Bounded", "Case", "Done", "Find", "Found", "Length", "Prove", "Scan", "Task", "Warm", "run"]
+__all__ = [
+    "Anneal",
+    "Bounded",
+    "Case",
+    "Done",
+    "Find",
+    "Found",
+    "Length",
+    "Prove",
+    "Relax",
+    "Scan",
+    "Task",
+    "Warm",
+    "run",
+]
 
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
+
+_PUNCTUAL = 0.95
+"""The part of its time that CP-SAT is given; it takes some more to notice the end."""
 
 _CHUNK = 2_000
 """Moves between two looks at the clock by compiled kernels; also how often the temperature falls."""
@@ -92,11 +109,20 @@ class Prove:
     value_ns: int
     bound_ns: int
     length: Length
-    threads: int
     seed: int
 
 
-Task = Warm | Scan | Anneal | Prove
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relax:
+    """Better bounds by relaxations, see `zbsolve.solver.relaxation`."""
+
+    value_ns: int
+    bound: Bound
+    length: Length
+    seed: int
+
+
+Task = Warm | Scan | Anneal | Prove | Relax
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +138,7 @@ class Found:
 class Bounded:
     """A bound proved."""
 
-    value_ns: int
-    name: str
+    bound: Bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +233,10 @@ def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -
         _scan(task, case, budget, hand)
     elif isinstance(task, Anneal):
         _anneal(task, case, budget, hand)
+    elif isinstance(task, Prove):
+        _prove(task, case, budget, hand)
     else:
-        raise AssertionError
+        _relax(task, case, budget, hand)
     return Done(budget.spent)
 
 
@@ -266,3 +293,61 @@ def _anneal(task: Anneal, case: Case, budget: Budget, hand: Callable[[Find], Non
             told = state[REG][BEST]
             sequence, fused = (np.asarray(state[row][: case.nodes]) for row in (BEST_SEQUENCE, BEST_FUSED))
             hand(Found(int(told), sequence.astype(np.int32), fused.astype(np.int8)))
+
+
+def _prove(task: Prove, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.cpsat import Limits, improve
+
+    order = order_of(case.problem, task.sequence.tolist(), task.fused.tolist())
+    graph = OpGraph.build(case.problem, order.rows)
+    arrays = Arrays.of(graph)
+    sequence = sequence_of(arrays, [row.tolist() for row in graph.encode(order)])
+    assert sequence is not None
+
+    def found(new: list[int]) -> None:
+        again = sequence_of(arrays, rows_of(arrays, new))
+        if again is None or not fits(arrays, again):
+            return
+        value = period(arrays, again)[0] if case.periodic else makespan(arrays, again)
+        hand(Found(value, *case.unfold(graph, again)))
+
+    def bounded(bound_ns: int) -> None:
+        if case.forms.speaks_for_all(task.fused):
+            hand(Bounded(Bound(bound_ns, "CP-SAT")))
+
+    outcome = improve(
+        arrays,
+        sequence,
+        objective=case.problem.objective,
+        value_ns=task.value_ns,
+        bound_ns=task.bound_ns,
+        limits=Limits(
+            seconds=_PUNCTUAL * budget.seconds_left,
+            deterministic=_deterministic(budget),
+            workers=1,
+            seed=task.seed,
+        ),
+        on_sequence=found,
+        on_bound=bounded,
+    )
+    budget.spend(int(outcome.deterministic * STEPS_PER_DETERMINISTIC_SECOND))
+
+
+def _relax(task: Relax, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.relaxation import improve_bound
+
+    improve_bound(
+        case.problem,
+        incumbent_ns=task.value_ns,
+        best=task.bound,
+        work_limit=_deterministic(budget),
+        time_limit_s=_PUNCTUAL * budget.seconds_left,
+        seed=task.seed,
+        on_bound=lambda bound: hand(Bounded(bound)),
+    )
+    budget.spend(budget.steps_left or 0)
+
+
+def _deterministic(budget: Budget) -> float | None:
+    """What is left in CP-SAT's measure of work; None for no limit."""
+    return None if budget.steps_left is None else budget.steps_left / STEPS_PER_DETERMINISTIC_SECOND

@@ -89,7 +89,7 @@ def test_runs_as_a_task():
     problem = unequal(microbatches=2, memory_limit="0.7x")
     case = Case(problem, plain())
     heard = []
-    run(Scan(length=Length(steps=100), seed=0, keep=1, target_ns=0), case, math.inf, heard.append)
+    run(Scan(plain=False, length=Length(steps=100), seed=0, keep=1, target_ns=0), case, math.inf, heard.append)
     start = heard[0]
     heard.clear()
     task = Prove(

@@ -12,7 +12,7 @@ from zbsolve.solver.tasks import Case, Done, Length, Scan
 
 
 def scans(count: int, steps: int = 3000) -> list[Scan]:
-    return [Scan(length=Length(steps=steps), seed=seed, keep=5, target_ns=0) for seed in range(count)]
+    return [Scan(plain=False, length=Length(steps=steps), seed=seed, keep=5, target_ns=0) for seed in range(count)]
 
 
 def case() -> Case:

@@ -163,7 +163,12 @@ def test_compiled_and_plain_kernels_do_the_same():
         for kernels in (plain(), compiled()):
             case = Case(problem, kernels)
             heard = []
-            run(Scan(length=Length(steps=1000), seed=3, keep=20, target_ns=0), case, float("inf"), heard.append)
+            run(
+                Scan(plain=False, length=Length(steps=1000), seed=3, keep=20, target_ns=0),
+                case,
+                float("inf"),
+                heard.append,
+            )
             task = Anneal(
                 sequence=heard[0].sequence,
                 fused=heard[0].fused,

@@ -94,7 +94,7 @@ class _Worker:
         self.ended = False
         self._heard = heard
         self._outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._outbox.put(case.problem)
+        self._outbox.put((case.problem, case.arrays))
         self._threads = [threading.Thread(target=t, daemon=True) for t in (self._talk, self._listen)]
         for thread in self._threads:
             thread.start()

@@ -9,7 +9,8 @@ work is counted in steps, else in seconds, so the choice is as reproducible as t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from zbsolve.solver.budget import Budget
@@ -21,14 +22,17 @@ __all__ = ["Arm", "Director", "Pending"]
 _FADING = 0.8
 """What a task's gain still counts for after the next of its arm."""
 
-_TEMPERATURES = (0.008, 0.015, 0.004, 0.025)
-"""Starting temperatures of annealing as parts of the value, in the order in which they are tried."""
+_TEMPERATURES = (0.6, 1.1, 0.3, 1.8)
+"""Starting temperatures of annealing, in the order in which they are tried: in mean operations of a rank."""
 
 _STARTS = 24
 """Short annealing starts before the longer ones."""
 
 _CPSAT_NODES = 700
 """Beyond this many operations CP-SAT finds nothing on the whole problem."""
+
+_FIRST = 6
+"""Annealing starts before bounds are worked on: what they find tells where the bound has to reach."""
 
 _LOST = 3
 """Lost tasks after which an arm is left alone."""
@@ -102,6 +106,8 @@ class Director:
         self._whole = self._left()
         self._asked: tuple[int, int] | None = None
         self._relaxing = False
+        self._first: deque[Task] = deque()
+        self._opening = Arm("published schedules", 0.0, lambda _: None)
         self.arms = [
             Arm("list scheduler, random rule", 0.05, self._scan),
             Arm("annealing", 0.5, self._anneal),
@@ -127,8 +133,14 @@ class Director:
     def _seed(self) -> int:
         return self._rng.getrandbits(31)
 
+    def open_with(self, tasks: Iterable[Task]) -> None:
+        """Hand these out before anything else."""
+        self._first.extend(tasks)
+
     def next(self) -> Pending | None:
         """The next task; None if there is nothing to do."""
+        if self._first:
+            return Pending(self._opening, self._first.popleft(), 0.0, self.pool.incumbent.value_ns)
         total = sum(arm.work for arm in self.arms) + 1e-9
         gains = {id(arm): arm.gain / (arm.work + 1e-9) for arm in self.arms}
         top = max(gains.values()) or 1.0
@@ -152,7 +164,7 @@ class Director:
         if isinstance(find, Found):
             before = incumbent.value_ns
             incumbent.arm = pending.arm.name
-            self.pool.add(find.value_ns, find.sequence, find.fused, pending.arm.name)
+            self.pool.add(find.value_ns, find.sequence, find.fused, find.method or pending.arm.name)
             if incumbent.value_ns < before:
                 pending.gain += before / incumbent.value_ns - 1
         elif isinstance(find, Bounded):
@@ -171,7 +183,7 @@ class Director:
                 self._stale = 0 if pending.gain else self._stale + 1
 
     def _scan(self, length: Length) -> Scan | None:
-        return Scan(length=self._length(0.03, 0.2), seed=self._seed(), keep=100, target_ns=self._target())
+        return Scan(plain=False, length=self._length(0.03, 0.2), seed=self._seed(), keep=100, target_ns=self._target())
 
     def _anneal(self, length: Length) -> Anneal | None:
         if not self.warm:
@@ -187,7 +199,7 @@ class Director:
         return Anneal(
             sequence=entry.sequence,
             fused=entry.fused,
-            first=_TEMPERATURES[run % len(_TEMPERATURES)],
+            first=_TEMPERATURES[run % len(_TEMPERATURES)] * self.pool.case.problem.placement.ranks / len(entry.fused),
             ratio=1 / 30,
             target_ns=self._target(),
             length=length,
@@ -212,7 +224,7 @@ class Director:
 
     def _relax(self, length: Length) -> Relax | None:
         """The bound, one task at a time: with several workers it keeps one of them until the end."""
-        if self._runs < _STARTS or self._relaxing:
+        if self._runs < _FIRST or self._relaxing:
             return None
         self._relaxing = True
         return Relax(

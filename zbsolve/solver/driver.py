@@ -14,22 +14,23 @@ import os
 import time
 from collections.abc import Callable
 
-from zbsolve.bounds import lower_bound
+from zbsolve.bounds import MAX_EFFORT, lower_bound
 from zbsolve.errors import InvalidInput, NothingFound
 from zbsolve.metrics import metrics
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
-from zbsolve.solution import Solution
+from zbsolve.solution import Bound, Solution
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.crew import Crew, InLine, Processes
-from zbsolve.solver.director import Director, Pending
+from zbsolve.solver.director import Director
 from zbsolve.solver.fusing import fuse
 from zbsolve.solver.incumbent import Incumbent, Progress, relative_gap
 from zbsolve.solver.pool import Pool
-from zbsolve.solver.portfolio import add_baselines, add_plain
+from zbsolve.solver.portfolio import add_plain, add_published, plain_drafts, published_names
 from zbsolve.solver.stretching import stretch
-from zbsolve.solver.tasks import Case, Done, Warm
+from zbsolve.solver.tasks import Case, Length, Publish, Scan
+from zbsolve.solver.work import Work
 from zbsolve.timetable import Order, Timetable
 
 __all__ = ["solve"]
@@ -37,8 +38,14 @@ __all__ = ["solve"]
 _CREW_S, _CREW_STEPS = 2.0, 20_000
 """A search shorter than this is over before worker processes have paid for their start."""
 
+_LARGE = 6_000
+"""From this many operations on, published schedules are built by workers too."""
+
 _FUSING_NODES = 500_000
 """Operations timed while the answer is fused at the end."""
+
+_EFFORT_A_SECOND = 4_000
+"""Of the time limit: the effort that analytic bounds may take, a tenth of it."""
 
 _FINISH_S = 5e-5
 """Seconds an operation that fusing, timing and measuring the answer take, kept back from the search."""
@@ -100,12 +107,22 @@ def solve(
     """
     started = time.perf_counter()
     _check_arguments(time_limit_s, work_limit, gap, workers)
-    incumbent = Incumbent(lower_bound(problem), gap, started, on_progress)
+    effort = int(min(MAX_EFFORT, _EFFORT_A_SECOND * time_limit_s))
+    incumbent = Incumbent(Bound(0, "none"), gap, started, on_progress)
     operations = 3 * problem.placement.stages * problem.microbatches
     finish = min(0.3 * time_limit_s, _FINISH_S * operations)
     budget = Budget(started + time_limit_s - finish, work_limit)
     try:
-        _search(problem, incumbent, budget, seed, workers or _available_cpus(), start, gap)
+        _search(
+            problem,
+            incumbent,
+            budget,
+            seed,
+            workers or _available_cpus(),
+            start,
+            gap,
+            lambda: lower_bound(problem, most_effort=effort),
+        )
     except KeyboardInterrupt:
         if not incumbent.known:
             raise
@@ -142,20 +159,31 @@ def _search(
     workers: int,
     start: Order | Timetable | None,
     gap: float,
+    prove: Callable[[], Bound],
 ) -> None:
-    pool = Pool(Case(problem, plain()), incumbent)
+    case = Case(problem, plain())
+    pool = Pool(case, incumbent)
     if start is not None:
         _add_start(pool, start.order if isinstance(start, Timetable) else start)
-    for step in (add_plain, add_baselines):
+    director = Director(pool, budget, size=workers, seed=seed, gap=gap)
+    if budget.steps is None and case.nodes >= _LARGE:
+        quick, *others = published_names(problem)
+        plainly = Scan(plain=True, length=Length(seconds=0.1 * budget.seconds_left), seed=0, keep=10, target_ns=0)
+        director.open_with([plainly, Publish(quick), *(Publish(name) for name in reversed(others))])
+        with Work(director, Processes(case, workers, in_order=False)) as work:
+            incumbent.prove(prove())
+            if not (work.warm or incumbent.known):
+                first = next(plain_drafts(case, budget))
+                pool.add(first.value_ns, first.sequence, first.fused, first.method)
+            work.go_on()
+        return
+    incumbent.prove(prove())
+    for step in (add_plain, add_published):
         if not incumbent.done and not (budget.over and incumbent.known):
             step(pool, budget.part(0.5))
-    if incumbent.done or budget.over:
-        return
-    crew = _crew(pool.case, budget, workers)
-    try:
-        _cooperate(Director(pool, budget, size=workers, seed=seed, gap=gap), crew, incumbent)
-    finally:
-        crew.end()
+    if not (incumbent.done or budget.over):
+        with Work(director, _crew(case, budget, workers)) as work:
+            work.go_on()
 
 
 def _crew(case: Case, budget: Budget, workers: int) -> Crew:
@@ -164,37 +192,6 @@ def _crew(case: Case, budget: Budget, workers: int) -> Crew:
     if (budget.seconds_left < _CREW_S) if steps is None else (steps < _CREW_STEPS):
         return InLine(case, workers)
     return Processes(case, workers, in_order=steps is not None)
-
-
-def _cooperate(director: Director, crew: Crew, incumbent: Incumbent) -> None:
-    """Keep the crew at work until proof or budget ends it."""
-    budget = director.budget
-    pending: dict[int, Pending] = {}
-    if isinstance(crew, Processes):
-        warming: int | None = crew.submit(Warm(), budget.deadline)
-        if not crew.warm:
-            incumbent.tell("compiling the search kernels, once on this machine")
-    else:
-        warming = None
-    director.warm = warming is None
-    while not (incumbent.done or budget.over):
-        while len(pending) < crew.size - (warming is not None):
-            task = director.next()
-            if task is None:
-                break
-            pending[crew.submit(task.task, budget.deadline)] = task
-        if warming is None and not pending:
-            return
-        heard = crew.hear(budget.seconds_left)
-        if heard is None:
-            return
-        number, find = heard
-        if number == warming:
-            warming, director.warm = None, True
-            continue
-        director.absorb(pending[number], find)
-        if isinstance(find, Done):
-            del pending[number]
 
 
 def _add_start(pool: Pool, order: Order) -> None:

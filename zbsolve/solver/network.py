@@ -22,7 +22,7 @@ from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.timetable import Order
 
-__all__ = ["Row", "Table", "build_network", "nodes_of", "order_of"]
+__all__ = ["Row", "Table", "build_network", "nodes_of", "order_of", "sequence_of"]
 
 Row = list[int]
 """For the plain path; the compiled one has arrays of int64 instead, and kernels cannot tell."""
@@ -138,6 +138,32 @@ def nodes_of(problem: Problem, order: Order) -> tuple[list[list[int]], list[int]
                 fused[node] = fused[node + parts] = 1
         rows.append(nodes)
     return rows, fused
+
+
+def sequence_of(net: NDArray[np.int64], rows: Sequence[Sequence[int]]) -> list[int] | None:
+    """A sequence with these rows, in which every node stands after what it needs; None if there is none."""
+    pointers, needs = net[NEED_PTR].tolist(), net[NEED].tolist()
+    done = bytearray(int(net[SHAPE][0]))
+    at = [0] * len(rows)
+    waiting: dict[int, list[int]] = {}
+    ready = list(range(len(rows)))
+    sequence: list[int] = []
+    while ready:
+        r = ready.pop()
+        row, k = rows[r], at[r]
+        while k < len(row):
+            node = row[k]
+            blocker = next((t for t in needs[pointers[node] : pointers[node + 1]] if not done[t]), -1)
+            if blocker >= 0:
+                waiting.setdefault(blocker, []).append(r)
+                break
+            done[node] = 1
+            sequence.append(node)
+            k += 1
+            if node in waiting:
+                ready.extend(waiting.pop(node))
+        at[r] = k
+    return sequence if len(sequence) == len(done) else None
 
 
 def order_of(problem: Problem, sequence: Sequence[int], fused: Sequence[int]) -> Order:

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbsolve.opgraph import OpGraph
 from zbsolve.solver.incumbent import Incumbent
-from zbsolve.solver.kernels import Arrays, fits, makespan, period, sequence_of
 from zbsolve.solver.network import order_of
 from zbsolve.solver.tasks import Case, Int8, Int32
 from zbsolve.timetable import Order
@@ -78,18 +76,6 @@ class Pool:
         return True
 
     def add_order(self, order: Order, method: str) -> bool:
-        """Take any order of the problem in; False if it does not fit, can never finish, or is known.
-
-        Raises
-        ------
-        OrderError
-            If the rows are no order of the problem.
-        """
-        problem = self.case.problem
-        graph = OpGraph.build(problem, order.rows)
-        arrays = Arrays.of(graph)
-        sequence = sequence_of(arrays, [row.tolist() for row in graph.encode(order)])
-        if sequence is None or not fits(arrays, sequence):
-            return False
-        value = period(arrays, sequence)[0] if problem.objective == "period" else makespan(arrays, sequence)
-        return self.add(value, *self.case.unfold(graph, sequence), method)
+        """Take an order of the problem in; False if it does not fit, can never finish, or is known."""
+        found = self.case.read(order)
+        return found is not None and self.add(found.value_ns, found.sequence, found.fused, method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from zbsolve.catalog import baseline, schedules
 from zbsolve.catalog.zero_bubble import greedy_orders
 from zbsolve.errors import ScheduleConditionError
+from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.forms import Forms
 from zbsolve.solver.listing import NEVER, new_rule
@@ -21,7 +23,7 @@ from zbsolve.solver.pool import Pool
 from zbsolve.solver.tasks import Case, Found
 from zbsolve.timetable import Order
 
-__all__ = ["add_baselines", "add_plain", "plain_rules", "random_drafts", "random_rule"]
+__all__ = ["add_plain", "add_published", "plain_rules", "published", "published_names", "random_drafts", "random_rule"]
 
 _LATE = 1e17
 
@@ -31,8 +33,8 @@ _STEPS = 100
 _RULES_A_CHOICE = 4
 """Random rules tried on one choice of fused and split."""
 
-_GREEDY_NODES = 60_000
-"""Beyond this many operations the published greedy takes longer than what it could give is worth."""
+GREEDY = "zero-bubble greedy"
+"""As a name: every run of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,22 @@ def random_rule(case: Case, classes: Sequence[Class], rng: random.Random) -> Tab
 
 def add_plain(pool: Pool, budget: Budget) -> None:
     """Add what the plain rules give, on each of the plain choices of fused and split."""
-    for forms in _plain_choices(pool.case.forms):
-        for number, rule in enumerate(plain_rules(pool.case)):
-            found = draft(pool.case, forms, rule, 0, budget)
+    for found in plain_drafts(pool.case, budget):
+        pool.add(found.value_ns, found.sequence, found.fused, found.method)
+        if pool.incumbent.done:
+            return
+
+
+def plain_drafts(case: Case, budget: Budget) -> Iterator[Found]:
+    """What the plain rules give; at least one that fits."""
+    any_yet = False
+    for forms in _plain_choices(case.forms):
+        for number, rule in enumerate(plain_rules(case)):
+            found = draft(case, forms, rule, 0, budget)
             if found is not None:
-                pool.add(found.value_ns, found.sequence, found.fused, f"list scheduler, plain rule {number}")
-            if pool.incumbent.done or (budget.over and pool.incumbent.known):
+                any_yet = True
+                yield dataclasses.replace(found, method=f"list scheduler, plain rule {number}")
+            if budget.over and any_yet:
                 return
 
 
@@ -174,27 +186,28 @@ def _random_choice(forms: Forms, rng: random.Random) -> list[int]:
     return forms.flags(fused)
 
 
-def add_baselines(pool: Pool, budget: Budget) -> None:
+def add_published(pool: Pool, budget: Budget) -> None:
     """Add every published schedule that fits, so that the answer is never worse than one of them."""
-    for method, order in _published(pool, budget):
-        budget.spend(1)
-        pool.add_order(order, method)
-        if pool.incumbent.done or (budget.over and pool.incumbent.known):
-            return
+    for name in published_names(pool.case.problem):
+        for method, order in published(pool.case.problem, name):
+            budget.spend(1)
+            pool.add_order(order, method)
+            if pool.incumbent.done or (budget.over and pool.incumbent.known):
+                return
 
 
-def _published(pool: Pool, budget: Budget) -> Iterator[tuple[str, Order]]:
-    problem = pool.case.problem
-    small = 3 * problem.placement.stages * problem.microbatches <= _GREEDY_NODES
-    if small:
-        with contextlib.suppress(ScheduleConditionError):
+def published_names(problem: Problem) -> list[str]:
+    """What `published` takes; those that are quick first."""
+    names = [schedule.name for schedule in schedules()]
+    # the greedy's runs at the problem's own limit hold all that these two could give
+    limited = None not in problem.limit_bytes
+    return [name for name in names if not (limited and name in ("zb-1p", "zb-2p"))] + [GREEDY]
+
+
+def published(problem: Problem, name: str) -> Iterator[tuple[str, Order]]:
+    """A published schedule, or all runs of the published greedy; nothing where its conditions do not hold."""
+    with contextlib.suppress(ScheduleConditionError):
+        if name == GREEDY:
             yield from greedy_orders(problem)
-    for schedule in schedules():
-        # these are the greedy's best at the problem's own limit, which the runs above have given
-        greedy = schedule.name in ("zb-1p", "zb-2p")
-        if greedy and (not small or None not in problem.limit_bytes):
-            continue
-        try:
-            yield schedule.name, baseline(schedule.name, problem)
-        except ScheduleConditionError:
-            continue
+        else:
+            yield name, baseline(name, problem)

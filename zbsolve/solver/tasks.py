@@ -7,6 +7,7 @@ plain kernels and with compiled ones, if steps limit it.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable
@@ -22,9 +23,11 @@ from zbsolve.solution import Bound
 from zbsolve.solver.budget import STEPS_PER_DETERMINISTIC_SECOND, Budget
 from zbsolve.solver.compiled import Kernels, ready_to_move
 from zbsolve.solver.forms import Forms
-from zbsolve.solver.kernels import Arrays, fits, makespan, period, rows_of, sequence_of
+from zbsolve.solver.kernels import Arrays, fits, makespan, period, rows_of
+from zbsolve.solver.kernels import sequence_of as graph_sequence_of
 from zbsolve.solver.moves import BEST, BEST_FUSED, BEST_SEQUENCE, REG, SEQUENCE, new_state
-from zbsolve.solver.network import LIMIT, RANK, SHAPE, Table, build_network, order_of
+from zbsolve.solver.network import LIMIT, RANK, SHAPE, Table, build_network, nodes_of, order_of, sequence_of
+from zbsolve.timetable import Order
 
 __all__ = [
     "Anneal",
@@ -35,6 +38,7 @@ __all__ = [
     "Found",
     "Length",
     "Prove",
+    "Publish",
     "Relax",
     "Scan",
     "Task",
@@ -65,10 +69,18 @@ class Warm:
     """Load the compiled kernels, or compile them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A published schedule, see `zbsolve.solver.portfolio.published`."""
+
+    name: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """Random list schedules; the best `keep` of them are handed out."""
+    """List schedules, by plain rules or by random ones; the best `keep` of them are handed out."""
 
+    plain: bool
     length: Length
     seed: int
     keep: int
@@ -122,16 +134,17 @@ class Relax:
     seed: int
 
 
-Task = Warm | Scan | Anneal | Prove | Relax
+Task = Warm | Publish | Scan | Anneal | Prove | Relax
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An order, with its exact value."""
+    """An order, with its exact value, and what made it where the arm alone does not tell."""
 
     value_ns: int
     sequence: Int32
     fused: Int8
+    method: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +175,26 @@ class Case:
         What is asked.
     kernels
         Plain or compiled.
+    arrays
+        The network in arrays, where it is built already.
+
+    Attributes
+    ----------
+    network
+        The same in the form that the kernels take.
+    forms
+        Which backwards may run fused.
     """
 
     problem: Problem
     kernels: Kernels
+    arrays: Any = None
     network: Table = field(init=False)
-    arrays: NDArray[np.int64] = field(init=False)
     forms: Forms = field(init=False)
 
     def __post_init__(self) -> None:
-        self.arrays = build_network(self.problem)
+        if self.arrays is None:
+            self.arrays = build_network(self.problem)
         network: Any = self.arrays.tolist() if self.kernels.lists else self.arrays
         self.network = network
         self.forms = Forms(self.problem, self.arrays)
@@ -191,6 +214,18 @@ class Case:
     def periodic(self) -> int:
         """1 for the period, 0 for the makespan."""
         return int(self.problem.objective == "period")
+
+    def read(self, order: Order) -> Found | None:
+        """An order of the problem, timed; None if it can never finish or exceeds the memory."""
+        rows, fused = nodes_of(self.problem, order)
+        sequence = sequence_of(self.arrays, rows)
+        if sequence is None:
+            return None
+        state = new_state(self.network, sequence, fused, 0)
+        value = self.kernels.load(self.network, state, self.periodic)
+        if value < 0:
+            return None
+        return Found(int(value), np.asarray(sequence, dtype=np.int32), np.asarray(fused, dtype=np.int8))
 
     def unfold(self, graph: OpGraph, sequence: Any) -> tuple[Int32, Int8]:
         """Nodes of any graph of the problem as nodes of the network, ghosts behind their B, and which are fused."""
@@ -226,6 +261,9 @@ def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -
     if isinstance(task, Warm):
         _warm(case)
         return Done()
+    if isinstance(task, Publish):
+        _publish(task, case, hand)
+        return Done(1)
     seconds = task.length.seconds
     until = deadline if seconds is None else min(deadline, time.perf_counter() + seconds)
     budget = Budget(until, task.length.steps)
@@ -255,11 +293,21 @@ def _warm(case: Case) -> None:
         case.kernels.anneal_moves(free, ready, 1, 1.0, 0, 0.0, case.periodic)
 
 
+def _publish(task: Publish, case: Case, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.portfolio import published
+
+    for method, order in published(case.problem, task.name):
+        found = case.read(order)
+        if found is not None:
+            hand(dataclasses.replace(found, method=method))
+
+
 def _scan(task: Scan, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
-    from zbsolve.solver.portfolio import random_drafts
+    from zbsolve.solver.portfolio import plain_drafts, random_drafts
 
     best: list[Found] = []
-    for found in random_drafts(case, budget, random.Random(task.seed)):
+    drafts = plain_drafts(case, budget) if task.plain else random_drafts(case, budget, random.Random(task.seed))
+    for found in drafts:
         if not best or found.value_ns < best[0].value_ns:
             hand(found)
         if len(best) < task.keep or found.value_ns < best[-1].value_ns:
@@ -301,11 +349,11 @@ def _prove(task: Prove, case: Case, budget: Budget, hand: Callable[[Find], None]
     order = order_of(case.problem, task.sequence.tolist(), task.fused.tolist())
     graph = OpGraph.build(case.problem, order.rows)
     arrays = Arrays.of(graph)
-    sequence = sequence_of(arrays, [row.tolist() for row in graph.encode(order)])
+    sequence = graph_sequence_of(arrays, [row.tolist() for row in graph.encode(order)])
     assert sequence is not None
 
     def found(new: list[int]) -> None:
-        again = sequence_of(arrays, rows_of(arrays, new))
+        again = graph_sequence_of(arrays, rows_of(arrays, new))
         if again is None or not fits(arrays, again):
             return
         value = period(arrays, again)[0] if case.periodic else makespan(arrays, again)

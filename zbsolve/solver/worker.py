@@ -51,7 +51,8 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     # what a native library prints must not mix with messages
     os.dup2(2, 1)
-    case = Case(read_message(sys.stdin.buffer), compiled())
+    problem, network = read_message(sys.stdin.buffer)
+    case = Case(problem, compiled(), network)
     while True:
         try:
             number, end, task = read_message(sys.stdin.buffer)

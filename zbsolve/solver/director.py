@@ -11,11 +11,12 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.pool import Entry, Pool
-from zbsolve.solver.tasks import Anneal, Bounded, Done, Find, Found, Length, Prove, Relax, Scan, Task
+from zbsolve.solver.smaller import worth_shrinking
+from zbsolve.solver.tasks import Anneal, Bounded, Done, Find, Found, Length, Prove, Relax, Scan, Shrink, Task
 
 __all__ = ["Arm", "Director", "Pending"]
 
@@ -49,12 +50,12 @@ class Arm:
     floor
         Its share of the work before anything is known of it.
     propose
-        Makes its next task for a length of work; None if it has nothing to do now.
+        Makes its next task; None if it has nothing to do now.
     """
 
     name: str
     floor: float
-    propose: Callable[[Length], Task | None]
+    propose: Callable[[], Task | None]
     work: float = 0.0
     gain: float = 0.0
     lost: int = 0
@@ -66,10 +67,7 @@ class Pending:
 
     arm: Arm
     task: Task
-    work: float
-    value_ns: int
     gain: float = 0.0
-    found: list[Found] = field(default_factory=list)
 
 
 class Director:
@@ -107,10 +105,11 @@ class Director:
         self._asked: tuple[int, int] | None = None
         self._relaxing = False
         self._first: deque[Task] = deque()
-        self._opening = Arm("published schedules", 0.0, lambda _: None)
+        self._opening = Arm("published schedules", 0.0, lambda: None)
         self.arms = [
             Arm("list scheduler, random rule", 0.05, self._scan),
             Arm("annealing", 0.5, self._anneal),
+            Arm("steady stretch of a smaller solution", 0.1, self._shrink),
             Arm("CP-SAT", 0.05, self._prove),
             Arm("relaxations", 0.4, self._relax),
         ]
@@ -140,7 +139,7 @@ class Director:
     def next(self) -> Pending | None:
         """The next task; None if there is nothing to do."""
         if self._first:
-            return Pending(self._opening, self._first.popleft(), 0.0, self.pool.incumbent.value_ns)
+            return Pending(self._opening, self._first.popleft())
         total = sum(arm.work for arm in self.arms) + 1e-9
         gains = {id(arm): arm.gain / (arm.work + 1e-9) for arm in self.arms}
         top = max(gains.values()) or 1.0
@@ -149,13 +148,11 @@ class Director:
         for arm in sorted(self.arms, key=lambda a: a.work / total - weight[id(a)] / every):
             if arm.lost >= _LOST:
                 continue
-            length = self._length(1.0)
-            task = arm.propose(length)
+            task = arm.propose()
             if task is not None:
-                used: Length = getattr(task, "length", length)
-                work = used.seconds if used.steps is None else used.steps
-                arm.work += work or 0.0
-                return Pending(arm, task, work or 0.0, self.pool.incumbent.value_ns)
+                length: Length = getattr(task, "length", Length())
+                arm.work += (length.seconds if length.steps is None else length.steps) or 0.0
+                return Pending(arm, task)
         return None
 
     def absorb(self, pending: Pending, find: Find) -> None:
@@ -182,10 +179,10 @@ class Director:
             if isinstance(pending.task, Anneal):
                 self._stale = 0 if pending.gain else self._stale + 1
 
-    def _scan(self, length: Length) -> Scan | None:
+    def _scan(self) -> Scan | None:
         return Scan(plain=False, length=self._length(0.03, 0.2), seed=self._seed(), keep=100, target_ns=self._target())
 
-    def _anneal(self, length: Length) -> Anneal | None:
+    def _anneal(self) -> Anneal | None:
         if not self.warm:
             return None
         entries = self.pool.entries
@@ -206,7 +203,12 @@ class Director:
             seed=self._seed(),
         )
 
-    def _prove(self, length: Length) -> Prove | None:
+    def _shrink(self) -> Shrink | None:
+        if not (self.warm and worth_shrinking(self.pool.case.problem)):
+            return None
+        return Shrink(length=self._length(0.04, 0.4), seed=self._seed())
+
+    def _prove(self) -> Prove | None:
         """CP-SAT on the best order, once for each."""
         entry = self.pool.entries[0]
         key = (entry.value_ns, self.pool.incumbent.bound.value_ns)
@@ -222,7 +224,7 @@ class Director:
             seed=self._seed(),
         )
 
-    def _relax(self, length: Length) -> Relax | None:
+    def _relax(self) -> Relax | None:
         """The bound, one task at a time: with several workers it keeps one of them until the end."""
         if self._runs < _FIRST or self._relaxing:
             return None

@@ -41,6 +41,7 @@ __all__ = [
     "Publish",
     "Relax",
     "Scan",
+    "Shrink",
     "Task",
     "Warm",
     "run",
@@ -113,6 +114,14 @@ class Anneal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shrink:
+    """Orders of a problem with fewer microbatches, stretched."""
+
+    length: Length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prove:
     """CP-SAT on the whole problem, hinted with an order."""
 
@@ -134,7 +143,7 @@ class Relax:
     seed: int
 
 
-Task = Warm | Publish | Scan | Anneal | Prove | Relax
+Task = Warm | Publish | Scan | Anneal | Shrink | Prove | Relax
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +280,8 @@ def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -
         _scan(task, case, budget, hand)
     elif isinstance(task, Anneal):
         _anneal(task, case, budget, hand)
+    elif isinstance(task, Shrink):
+        _shrink(task, case, budget, hand)
     elif isinstance(task, Prove):
         _prove(task, case, budget, hand)
     else:
@@ -341,6 +352,13 @@ def _anneal(task: Anneal, case: Case, budget: Budget, hand: Callable[[Find], Non
             told = state[REG][BEST]
             sequence, fused = (np.asarray(state[row][: case.nodes]) for row in (BEST_SEQUENCE, BEST_FUSED))
             hand(Found(int(told), sequence.astype(np.int32), fused.astype(np.int8)))
+
+
+def _shrink(task: Shrink, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.smaller import stretched
+
+    for found in stretched(case, budget, task.seed):
+        hand(found)
 
 
 def _prove(task: Prove, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:

@@ -18,7 +18,16 @@ from zbsolve.solver.pool import Entry, Pool
 from zbsolve.solver.smaller import worth_shrinking
 from zbsolve.solver.tasks import Anneal, Bounded, Done, Find, Found, Length, Prove, Relax, Scan, Shrink, Task
 
-__all__ = ["Arm", "Director", "Pending"]
+__all__ = ["ARMS", "Arm", "Director", "Pending"]
+
+ARMS = {
+    "list scheduler, random rule": 0.05,
+    "annealing": 0.5,
+    "steady stretch of a smaller solution": 0.1,
+    "CP-SAT": 0.05,
+    "relaxations": 0.4,
+}
+"""The arms by name and their shares of the work before anything is known of them."""
 
 _FADING = 0.8
 """What a task's gain still counts for after the next of its arm."""
@@ -85,6 +94,8 @@ class Director:
         Of all choices.
     gap
         A gap at which the search may stop.
+    without
+        Names of arms to leave out.
 
     Attributes
     ----------
@@ -92,7 +103,16 @@ class Director:
         Whether compiled kernels are ready; until then only what needs none is handed out.
     """
 
-    def __init__(self, pool: Pool, budget: Budget, *, size: int, seed: int, gap: float) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        budget: Budget,
+        *,
+        size: int,
+        seed: int,
+        gap: float,
+        without: frozenset[str] = frozenset(),
+    ) -> None:
         self.pool = pool
         self.budget = budget
         self.size = size
@@ -104,14 +124,14 @@ class Director:
         self._whole = self._left()
         self._asked: tuple[int, int] | None = None
         self._relaxing = False
+        self._anneals = "annealing" not in without
         self._first: deque[Task] = deque()
         self._opening = Arm("published schedules", 0.0, lambda: None)
+        propose = (self._scan, self._anneal, self._shrink, self._prove, self._relax)
         self.arms = [
-            Arm("list scheduler, random rule", 0.05, self._scan),
-            Arm("annealing", 0.5, self._anneal),
-            Arm("steady stretch of a smaller solution", 0.1, self._shrink),
-            Arm("CP-SAT", 0.05, self._prove),
-            Arm("relaxations", 0.4, self._relax),
+            Arm(name, floor, make)
+            for (name, floor), make in zip(ARMS.items(), propose, strict=True)
+            if name not in without
         ]
 
     def _left(self) -> float:
@@ -212,7 +232,7 @@ class Director:
         """CP-SAT on the best order, once for each."""
         entry = self.pool.entries[0]
         key = (entry.value_ns, self.pool.incumbent.bound.value_ns)
-        if self._runs < _STARTS or key == self._asked or len(entry.sequence) > _CPSAT_NODES:
+        if (self._runs < _STARTS and self._anneals) or key == self._asked or len(entry.sequence) > _CPSAT_NODES:
             return None
         self._asked = key
         return Prove(
@@ -226,7 +246,7 @@ class Director:
 
     def _relax(self) -> Relax | None:
         """The bound, one task at a time: with several workers it keeps one of them until the end."""
-        if self._runs < _FIRST or self._relaxing:
+        if (self._runs < _FIRST and self._anneals) or self._relaxing:
             return None
         self._relaxing = True
         return Relax(

@@ -13,10 +13,12 @@ import math
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from zbsolve.bounds import MAX_EFFORT, lower_bound
 from zbsolve.errors import InvalidInput, NothingFound
 from zbsolve.metrics import metrics
+from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
 from zbsolve.solution import Bound, Solution
@@ -105,6 +107,32 @@ def solve(
     KeyboardInterrupt
         If it comes before the first order is known.
     """
+    return solve_without(
+        frozenset(),
+        problem,
+        time_limit_s=time_limit_s,
+        work_limit=work_limit,
+        gap=gap,
+        seed=seed,
+        workers=workers,
+        start=start,
+        on_progress=on_progress,
+    )
+
+
+def solve_without(
+    arms: frozenset[str],
+    problem: Problem,
+    *,
+    time_limit_s: float = 60.0,
+    work_limit: int | None = None,
+    gap: float = 0.0,
+    seed: int = 0,
+    workers: int | None = None,
+    start: Order | Timetable | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Solution:
+    """`solve` with some arms (see `zbsolve.solver.director.ARMS`) left out, to see what they are good for."""
     started = time.perf_counter()
     _check_arguments(time_limit_s, work_limit, gap, workers)
     effort = int(min(MAX_EFFORT, _EFFORT_A_SECOND * time_limit_s))
@@ -113,16 +141,12 @@ def solve(
     finish = min(0.3 * time_limit_s, _FINISH_S * operations)
     budget = Budget(started + time_limit_s - finish, work_limit)
     try:
-        _search(
-            problem,
-            incumbent,
-            budget,
-            seed,
-            workers or _available_cpus(),
-            start,
-            gap,
-            lambda: lower_bound(problem, most_effort=effort),
-        )
+        workers = workers or _available_cpus()
+        pool = Pool(Case(problem, plain()), incumbent)
+        director = Director(pool, budget, size=workers, seed=seed, gap=gap, without=arms)
+        if start is not None:
+            _add_start(pool, start.order if isinstance(start, Timetable) else start)
+        _search(director, partial(lower_bound, problem, most_effort=effort))
     except KeyboardInterrupt:
         if not incumbent.known:
             raise
@@ -151,26 +175,13 @@ def _available_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _search(
-    problem: Problem,
-    incumbent: Incumbent,
-    budget: Budget,
-    seed: int,
-    workers: int,
-    start: Order | Timetable | None,
-    gap: float,
-    prove: Callable[[], Bound],
-) -> None:
-    case = Case(problem, plain())
-    pool = Pool(case, incumbent)
-    if start is not None:
-        _add_start(pool, start.order if isinstance(start, Timetable) else start)
-    director = Director(pool, budget, size=workers, seed=seed, gap=gap)
+def _search(director: Director, prove: Callable[[], Bound]) -> None:
+    pool, budget, incumbent, case = director.pool, director.budget, director.pool.incumbent, director.pool.case
     if budget.steps is None and case.nodes >= _LARGE:
-        quick, *others = published_names(problem)
+        quick, *others = published_names(case.problem)
         plainly = Scan(plain=True, length=Length(seconds=0.1 * budget.seconds_left), seed=0, keep=10, target_ns=0)
         director.open_with([plainly, Publish(quick), *(Publish(name) for name in reversed(others))])
-        with Work(director, Processes(case, workers, in_order=False)) as work:
+        with Work(director, Processes(case, director.size, in_order=False)) as work:
             incumbent.prove(prove())
             if not (work.warm or incumbent.known):
                 first = next(plain_drafts(case, budget))
@@ -182,7 +193,7 @@ def _search(
         if not incumbent.done and not (budget.over and incumbent.known):
             step(pool, budget.part(0.5))
     if not (incumbent.done or budget.over):
-        with Work(director, _crew(case, budget, workers)) as work:
+        with Work(director, _crew(case, budget, director.size)) as work:
             work.go_on()
 
 
@@ -200,6 +211,7 @@ def _add_start(pool: Pool, order: Order) -> None:
     wanted = pool.case.problem.microbatches
     stretched = order if present == wanted else stretch(order, wanted)
     if stretched is not None:
+        OpGraph.build(pool.case.problem, stretched.rows)  # refuses what is no order of the problem
         pool.add_order(stretched, "the given start")
 
 

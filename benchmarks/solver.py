@@ -11,7 +11,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from zbsolve.errors import Infeasible
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
 from zbsolve.profile import Link, Profile, StageCost
-from zbsolve.solver import solve
+from zbsolve.solver import Progress, solve
 
-SUITE = Path(__file__).parent / "instances" / "schedule_instances.json"
+SUITES = tuple(Path(__file__).parent / "instances" / name for name in ("schedule_instances.json", "more_limits.json"))
+"""The shared instances, and more limits of two of them."""
 
 ONE_CHUNK = frozenset({"ZB-1p", "ZB-2p", "1F1B"})
 """The first words of the names of references with one chunk a rank."""
@@ -41,6 +42,7 @@ class Row:
     best_reference_ns: int | None
     ratio_to_reference: float | None
     seconds: float
+    seconds_to_1pct: float | None
     status: str
     method: str
     bound: str
@@ -67,9 +69,12 @@ def problem_of(instance: dict[str, Any], memory: str | int | None) -> Problem:
     )
 
 
-def best_reference(instance: dict[str, Any], memory: str) -> int | None:
-    """The least period of the one-chunk references that fit a limit given as ``"Kx"``."""
-    limit = float(memory.rstrip("x"))
+def best_reference(instance: dict[str, Any], memory: str | int) -> int | None:
+    """The least period of the one-chunk references that fit a limit, ``"Kx"`` or bytes on each rank."""
+    if isinstance(memory, str):
+        limit = float(memory.rstrip("x"))
+    else:
+        limit = memory / (instance["ranks"] * max(s["activation_bytes"] for s in instance["profile"]["stages"]))
     periods = [
         row["period_ns"]
         for row in instance["reference"]
@@ -78,17 +83,22 @@ def best_reference(instance: dict[str, Any], memory: str) -> int | None:
     return min(periods, default=None)
 
 
-def rows(suite: Path, *, only: str, time_limit_s: float, gap: float, seed: int) -> Iterator[Row]:
+def rows(suites: Sequence[Path], *, only: str, time_limit_s: float, gap: float, seed: int) -> Iterator[Row]:
     """Solve one after the other."""
-    for instance in read_suite(suite):
+    for instance in (each for suite in suites for each in read_suite(suite)):
         if only not in instance["name"]:
             continue
         for memory in instance["memory"]:
             problem = problem_of(instance, memory)
             reference = best_reference(instance, memory)
-            began = time.perf_counter()
+            began, near = time.perf_counter(), []
+
+            def listen(progress: Progress, near: list[float] = near) -> None:
+                if progress.gap <= 0.01:
+                    near.append(progress.seconds)
+
             try:
-                solution = solve(problem, time_limit_s=time_limit_s, gap=gap, seed=seed)
+                solution = solve(problem, time_limit_s=time_limit_s, gap=gap, seed=seed, on_progress=listen)
             except Infeasible as error:
                 print(f"{instance['name']} at {memory}: {error}", file=sys.stderr)
                 continue
@@ -97,13 +107,14 @@ def rows(suite: Path, *, only: str, time_limit_s: float, gap: float, seed: int) 
                 raise SystemExit(f"{instance['name']} at {memory}: {wrong[0].message}")
             yield Row(
                 instance=instance["name"],
-                memory=memory,
+                memory=str(memory),
                 period_ns=solution.value_ns,
                 lower_bound_ns=solution.lower_bound_ns,
                 gap=solution.gap,
                 best_reference_ns=reference,
                 ratio_to_reference=None if reference is None else solution.value_ns / reference,
                 seconds=time.perf_counter() - began,
+                seconds_to_1pct=near[0] if near else None,
                 status=solution.status,
                 method=solution.method,
                 bound=solution.bound,
@@ -113,19 +124,22 @@ def rows(suite: Path, *, only: str, time_limit_s: float, gap: float, seed: int) 
 def show(row: Row) -> str:
     """A row as a line of text."""
     ratio = "      -" if row.ratio_to_reference is None else f"{row.ratio_to_reference:7.4f}"
+    near = "     -" if row.seconds_to_1pct is None else f"{row.seconds_to_1pct:6.1f}"
     return (
         f"{row.instance:<22} {row.memory:>6} {row.period_ns:>12} {row.lower_bound_ns:>12} {row.gap:7.2%} {ratio} "
-        f"{row.seconds:6.1f} s  {row.method} / {row.bound}"
+        f"{row.seconds:6.1f} s {near} {row.method} / {row.bound}"
     )
 
 
-def summary(done: list[Row]) -> dict[str, float | int]:
+def summary(done: list[Row]) -> dict[str, float | int | str]:
     """Figures over all rows."""
     ratios = [row.ratio_to_reference for row in done if row.ratio_to_reference is not None]
     return {
         "rows": len(done),
         "optimal": sum(row.status == "optimal" for row in done),
-        "mean_gap": statistics.fmean(row.gap for row in done) if done else 0.0,
+        "within_1pct": sum(row.gap <= 0.01 for row in done),
+        "geometric_mean_gap": math.exp(statistics.fmean(math.log1p(row.gap) for row in done)) - 1 if done else 0.0,
+        "worst": max(((row.gap, f"{row.instance} {row.memory}") for row in done), default=(0.0, "-"))[1],
         "largest_gap": max((row.gap for row in done), default=0.0),
         "with_reference": len(ratios),
         "worse_than_reference": sum(ratio > 1 for ratio in ratios),
@@ -138,15 +152,16 @@ def summary(done: list[Row]) -> dict[str, float | int]:
 def main() -> None:
     """Read the command line, solve, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.solver", description=__doc__)
-    parser.add_argument("--suite", type=Path, default=SUITE, help="a file of instances (default: the shared ones)")
+    parser.add_argument("--suite", type=Path, help="a file of instances (default: those in benchmarks/instances)")
     parser.add_argument("--only", default="", help="only instances whose name contains this")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for each (default: 60)")
     parser.add_argument("--gap", type=float, default=0.0, help="stop each at this gap (default: 0)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     given = parser.parse_args()
+    suites = SUITES if given.suite is None else (given.suite,)
     done = []
-    for row in rows(given.suite, only=given.only, time_limit_s=given.time_limit, gap=given.gap, seed=given.seed):
+    for row in rows(suites, only=given.only, time_limit_s=given.time_limit, gap=given.gap, seed=given.seed):
         done.append(row)
         if not given.json:
             print(show(row), flush=True)

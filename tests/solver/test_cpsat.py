@@ -1,28 +1,30 @@
+import math
 import random
 import time
 
-import pytest
+import numpy as np
 
 from tests.oracle import optimum, tiny_problem
 from tests.solver.instances import instance, unequal
+from tests.solver.test_listing import judged
 from zbsolve.opgraph import OpGraph
+from zbsolve.solver.compiled import plain
 from zbsolve.solver.cpsat import Limits, improve
-from zbsolve.solver.crew import run_tasks
-from zbsolve.solver.kernels import Arrays, makespan, period
-from zbsolve.solver.list_scheduler import NEVER, Rule, list_schedule
-from zbsolve.solver.node_sets import NodeSets
-from zbsolve.solver.pattern import Pattern
-from zbsolve.solver.pool import fits
-from zbsolve.solver.tasks import Bounded, Found, Proof, Prove
+from zbsolve.solver.forms import Forms
+from zbsolve.solver.kernels import Arrays, fits, makespan, period, sequence_of
+from zbsolve.solver.network import build_network
+from zbsolve.solver.tasks import Bounded, Case, Found, Length, Prove, Scan, run
 
 LIMITS = Limits(seconds=60, deterministic=0.3, workers=1, seed=0)
 
 
 def first_order(problem):
-    graph = OpGraph.build(problem) if len(problem.allow) == 1 else NodeSets(problem).get(frozenset()).graph
-    pattern = Pattern.fold(graph)
-    rule = Rule(penalty=[0.0] * pattern.classes, in_flight=[NEVER] * pattern.classes)
-    return Arrays.of(graph), list_schedule(pattern, rule).sequence
+    """The split graph, or the fused one where nothing else is allowed, and one microbatch after the other."""
+    graph = OpGraph.build(problem)
+    arrays = Arrays.of(graph)
+    turn = np.lexsort((graph.stage * np.where(graph.kind == 0, 1, -1), graph.kind > 0, graph.microbatch))
+    rows = [[n for n in turn.tolist() if graph.rank[n] == r] for r in range(graph.ranks)]
+    return arrays, sequence_of(arrays, rows)
 
 
 def exact(problem, arrays, sequence):
@@ -38,6 +40,8 @@ def test_proves_the_optimum_of_tiny_problems():
         if best is None:
             continue
         arrays, sequence = first_order(problem)
+        if not fits(arrays, sequence):
+            continue
         found = [exact(problem, arrays, sequence)]
 
         def hand(order, arrays=arrays, found=found, problem=problem):
@@ -54,7 +58,7 @@ def test_proves_the_optimum_of_tiny_problems():
             on_sequence=hand,
         )
         assert min(found) >= best[0]
-        if NodeSets(problem).speaks_for_all(arrays.graph):
+        if Forms(problem, build_network(problem)).speaks_for_all(arrays.graph.kind == 3):
             assert outcome.bound_ns <= best[0]
             assert outcome.exact
             if outcome.bound_ns == best[0]:
@@ -81,31 +85,24 @@ def test_rounded_times_give_a_valid_bound():
         assert max(arrays.work) <= outcome.bound_ns <= min(found)
 
 
-@pytest.mark.parametrize("isolated", [False, True])
-def test_runs_as_a_task_here_and_elsewhere(isolated):
+def test_runs_as_a_task():
     problem = unequal(microbatches=2, memory_limit="0.7x")
-    arrays, sequence = first_order(problem)
-    task = Prove(
-        arrays=arrays,
-        sequence=sequence,
-        objective="period",
-        value_ns=exact(problem, arrays, sequence),
-        bound_ns=1,
-        seconds=None,
-        deterministic=0.2,
-        workers=1,
-        seed=3,
-        method="CP-SAT",
-    )
+    case = Case(problem, plain())
     heard = []
-    run_tasks(
-        [task],
-        lambda _, find: heard.append(find),
-        workers=1,
-        deadline=time.perf_counter() + 60,
-        in_order=True,
-        isolated=isolated,
+    run(Scan(plain=False, length=Length(steps=100), seed=0, keep=1, target_ns=0), case, math.inf, heard.append)
+    start = heard[0]
+    heard.clear()
+    task = Prove(
+        sequence=start.sequence,
+        fused=start.fused,
+        value_ns=start.value_ns,
+        bound_ns=1,
+        length=Length(steps=60_000),
+        seed=3,
     )
-    assert isinstance(heard[-1], Proof)
-    assert heard[-1].bound_ns > 1
-    assert all(isinstance(find, Found | Bounded) for find in heard[:-1])
+    run(task, case, time.perf_counter() + 60, heard.append)
+    bounds = [find.bound.value_ns for find in heard if isinstance(find, Bounded)]
+    assert max(bounds) > 1
+    found = [find for find in heard if isinstance(find, Found)]
+    assert all(judged(problem, find) == find.value_ns for find in found)
+    assert min([start.value_ns, *(find.value_ns for find in found)]) >= max(bounds)

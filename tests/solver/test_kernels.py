@@ -6,8 +6,7 @@ from tests.test_simulate import pushing_in_turn
 from zbsolve.metrics import peak_bytes
 from zbsolve.opgraph import OpGraph
 from zbsolve.simulate import Timer
-from zbsolve.solver.kernels import Arrays, makespan, period, rows_of, sequence_of
-from zbsolve.solver.pool import fits
+from zbsolve.solver.kernels import Arrays, fits, makespan, period, rows_of, sequence_of
 
 
 @given(st.data())

@@ -30,14 +30,21 @@ from zbsolve.bounds.work import chain, head_tail, load
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
 
-__all__ = ["lower_bound", "lower_bounds", "smallest_limits"]
+__all__ = ["MAX_EFFORT", "lower_bound", "lower_bounds", "smallest_limits"]
 
 MAX_EFFORT = 40_000
 """Rows of counts that `counting` may go through, about a second of work."""
 
 
-def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
+def lower_bounds(problem: Problem, *, most_effort: int = MAX_EFFORT) -> tuple[Bound, ...]:
     """All bounds that apply to the problem's objective, best first; equal ones in the order of the table above.
+
+    Parameters
+    ----------
+    problem
+        What is asked.
+    most_effort
+        Rows of counts that `counting` may go through; less is faster and may be weaker.
 
     Returns
     -------
@@ -65,27 +72,27 @@ def lower_bounds(problem: Problem) -> tuple[Bound, ...]:
         bounds.append(Bound(max(areas), "memory-time"))
         bounds.append(Bound(relay(ranks, makespan=makespan), "relay"))
         promise = [max(pair) for pair in zip(phases, areas, strict=True)]
-        bounds.append(Bound(_count(ranks, promise, makespan=makespan), "counting"))
+        bounds.append(Bound(_count(ranks, promise, most_effort, makespan=makespan), "counting"))
     apply = [bound for bound in bounds if bound.value_ns > 0 or bound.name == "load"]
     return tuple(sorted(apply, key=lambda bound: -bound.value_ns))
 
 
-def _count(ranks: Sequence[SingleRank], promise: Sequence[int], *, makespan: bool) -> int:
+def _count(ranks: Sequence[SingleRank], promise: Sequence[int], most_effort: int, *, makespan: bool) -> int:
     """The counting bound over all ranks; where that is too much work, of the most promising ranks, each alone."""
-    if effort(ranks) <= MAX_EFFORT:
-        return counting(ranks, makespan=makespan, most_effort=MAX_EFFORT)
+    if effort(ranks) <= most_effort:
+        return counting(ranks, makespan=makespan, most_effort=most_effort)
     best = spent = 0
     for s in sorted(range(len(ranks)), key=lambda s: -promise[s]):
         alone = ranks[s : s + 1]
         spent += effort(alone)
-        if spent > MAX_EFFORT:
+        if spent > most_effort:
             break
-        best = max(best, counting(alone, makespan=makespan, most_effort=MAX_EFFORT))
+        best = max(best, counting(alone, makespan=makespan, most_effort=most_effort))
     return best
 
 
-def lower_bound(problem: Problem) -> Bound:
-    """The best of `lower_bounds`.
+def lower_bound(problem: Problem, *, most_effort: int = MAX_EFFORT) -> Bound:
+    """The best of `lower_bounds`; the arguments are the same.
 
     Raises
     ------
@@ -94,7 +101,7 @@ def lower_bound(problem: Problem) -> Bound:
     ProblemError
         If durations or bytes of the iteration exceed 2^62.
     """
-    return lower_bounds(problem)[0]
+    return lower_bounds(problem, most_effort=most_effort)[0]
 
 
 def smallest_limits(problem: Problem) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import time
 
 __all__ = ["STEPS_PER_DETERMINISTIC_SECOND", "Budget"]
 
-STEPS_PER_DETERMINISTIC_SECOND = 10_000
+STEPS_PER_DETERMINISTIC_SECOND = 300_000
 """What one unit of CP-SAT's deterministic time costs of a work limit."""
 
 

@@ -1,154 +1,245 @@
-"""Running tasks in worker processes, so that they use all cores and a native crash costs no result.
+"""Tasks done side by side in worker processes, so that a native crash costs one task and no result.
 
 Workers are plain child processes that import zbsolve and talk over pipes: nothing is forked while
-threads run, and the caller's main module is not imported again. Task i goes to worker i modulo
-their number.
+threads run, and the caller's main module is not imported again. They live as long as the solve; one
+that dies or does not come back in time is replaced, and its task counts as lost.
 
-With a work limit results are handed on in the order of the tasks, whatever finishes first, so the
+With a work limit finds are handed on in the order of the tasks, whatever ends first, so that the
 outcome does not depend on timing; without one they are handed on as they come.
 """
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from pathlib import Path
+from typing import Protocol
 
-from zbsolve.solver.tasks import Find, Proof, Task, run
+from zbsolve.solver.compiled import cache_folder, environment
+from zbsolve.solver.tasks import Case, Done, Find, Task, run
 from zbsolve.solver.worker import read_message, write_message
 
-__all__ = ["run_tasks"]
+__all__ = ["Crew", "InLine", "Processes"]
 
-_GRACE_S = 1.0
-"""How long after the deadline a worker may still report."""
+_GRACE_S = 2.0
+"""How long after its end a task may still report before its worker is given up."""
+
+_REPLACED = 8
+"""Workers that may be replaced in one solve; where they keep dying the machine has a reason."""
 
 
-def run_tasks(
-    tasks: Sequence[Task],
-    hand: Callable[[int, Find], None],
-    *,
-    workers: int,
-    deadline: float,
-    in_order: bool,
-    isolated: bool = False,
-    stop: Callable[[], bool] = lambda: False,
-) -> None:
-    """Run tasks and hand on what they find.
+class Crew(Protocol):
+    """Who does tasks."""
+
+    size: int
+
+    def submit(self, task: Task, until: float) -> int:
+        """Begin a task that ends by a time on the clock of `time.perf_counter`; its number."""
+
+    def hear(self, timeout_s: float) -> tuple[int, Find] | None:
+        """The next find, or None if there was none in time; every task ends with a `Done`."""
+
+    def end(self) -> None:
+        """End all workers."""
+
+
+class InLine:
+    """Does the tasks in this process, one after the other, as if it were `size` workers."""
+
+    def __init__(self, case: Case, size: int) -> None:
+        self.size = size
+        self._case = case
+        self._count = 0
+        self._waiting: deque[tuple[int, Task, float]] = deque()
+        self._heard: deque[tuple[int, Find]] = deque()
+
+    def submit(self, task: Task, until: float) -> int:
+        """See `Crew`."""
+        self._count += 1
+        self._waiting.append((self._count, task, until))
+        return self._count
+
+    def hear(self, timeout_s: float) -> tuple[int, Find] | None:
+        """See `Crew`; the time it takes is that of the task."""
+        if not self._heard and self._waiting:
+            number, task, until = self._waiting.popleft()
+            done = run(task, self._case, until, lambda find: self._heard.append((number, find)))
+            self._heard.append((number, done))
+        return self._heard.popleft() if self._heard else None
+
+    def end(self) -> None:
+        """See `Crew`."""
+
+
+class _Worker:
+    """One process, its listener and what it is at."""
+
+    def __init__(self, case: Case, folder: Path, heard: queue.SimpleQueue[tuple[_Worker, int, Find | None]]) -> None:
+        start = f"import sys; sys.path[:] = {sys.path!r}; from zbsolve.solver.worker import main; main()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", start],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(folder),
+        )
+        self.task: int | None = None
+        self.until = 0.0
+        self.ended = False
+        self._heard = heard
+        self._outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._outbox.put((case.problem, case.arrays))
+        self._threads = [threading.Thread(target=t, daemon=True) for t in (self._talk, self._listen)]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, number: int, task: Task, until: float) -> None:
+        self.task, self.until = number, until
+        self._outbox.put((number, time.time() + max(0.0, until - time.perf_counter()), task))
+
+    def _talk(self) -> None:
+        assert self.process.stdin is not None
+        try:
+            while (message := self._outbox.get()) is not None:
+                write_message(self.process.stdin, message)  # type: ignore[arg-type]
+        except (OSError, ValueError):
+            pass
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        try:
+            while True:
+                number, find = read_message(self.process.stdout)  # type: ignore[arg-type]
+                self._heard.put((self, number, find))
+        except Exception:  # whatever a dying process wrote, it is lost
+            self._heard.put((self, -1, None))
+
+    def end(self) -> None:
+        self.ended = True
+        self.process.kill()
+        self._outbox.put(None)
+
+    def bury(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+class Processes:
+    """Does tasks in processes.
 
     Parameters
     ----------
-    tasks
-        What to do.
-    hand
-        Takes the number of a task and what it found.
-    workers
-        The most processes; with one worker tasks run in this process.
-    deadline
-        On the clock of `time.perf_counter`; tasks that are not done by then are cut off.
+    case
+        What all tasks share.
+    size
+        How many at once.
     in_order
-        Hand everything on in the order of the tasks.
-    isolated
-        Use a process of its own even for one worker.
-    stop
-        Asked after each find: end now?
+        Hand finds on in the order of the tasks.
 
-    Notes
-    -----
-    A worker that dies takes its unfinished tasks with it, and nothing else.
+    Attributes
+    ----------
+    warm
+        False if the kernels have to be compiled first.
     """
-    if not tasks:
-        return
-    if workers <= 1 and not isolated:
-        for number, task in enumerate(tasks):
-            run(task, deadline, lambda find, number=number: hand(number, find))  # type: ignore[misc]
-            if stop():
-                return
-        return
-    crew = _Crew(deadline)
-    try:
-        crew.start(tasks, max(1, min(workers, len(tasks))))
-        for number, find in _sorted(crew.finds(), len(tasks)) if in_order else crew.finds():
-            hand(number, find)
-            if stop():
-                return
-    finally:
-        crew.end()
 
+    def __init__(self, case: Case, size: int, *, in_order: bool) -> None:
+        self.size = size
+        self._case = case
+        self._in_order = in_order
+        self._count = 0
+        self._heard: queue.SimpleQueue[tuple[_Worker, int, Find | None]] = queue.SimpleQueue()
+        self._waiting: deque[tuple[int, Task, float]] = deque()
+        self._ready: list[tuple[int, int, Find]] = []
+        self._serial = 0
+        self._turn = 1
+        self._replaced = 0
+        folder = cache_folder()
+        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="zbsolve-")
+        self.warm = folder is not None and any(folder.rglob("*.nbi"))
+        self._folder = folder or Path(self._temporary.name if self._temporary else ".")
+        self._workers = [_Worker(case, self._folder, self._heard) for _ in range(size)]
 
-def _sorted(finds: Iterator[tuple[int, Find]], count: int) -> Iterator[tuple[int, Find]]:
-    """Hold back what comes from later tasks until the earlier ones have ended."""
-    held: list[list[Find]] = [[] for _ in range(count)]
-    ended = [False] * count
-    turn = 0
-    for number, find in finds:
-        held[number].append(find)
-        ended[number] = isinstance(find, Proof)
-        while turn < count and ended[turn]:
-            for ready in held[turn]:
-                yield turn, ready
-            turn += 1
-    for number in range(turn, count):
-        for find in held[number]:
-            yield number, find
+    def submit(self, task: Task, until: float) -> int:
+        """See `Crew`."""
+        self._count += 1
+        self._waiting.append((self._count, task, until))
+        self._dispatch()
+        return self._count
 
+    def _dispatch(self) -> None:
+        for worker in self._workers:
+            if worker.task is None and not worker.ended and self._waiting:
+                worker.send(*self._waiting.popleft())
 
-class _Crew:
-    """The processes of one call and the threads that listen to them."""
-
-    def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
-        self.heard: queue.SimpleQueue[tuple[int, Find] | None] = queue.SimpleQueue()
-        self.workers: list[subprocess.Popen[bytes]] = []
-        self.listeners: list[threading.Thread] = []
-
-    def start(self, tasks: Sequence[Task], workers: int) -> None:
-        """Start the processes, each with its share of the tasks."""
-        start = f"import sys; sys.path[:] = {sys.path!r}; from zbsolve.solver.worker import main; main()"
-        end = time.time() + max(0.0, self.deadline - time.perf_counter())
-        for worker in range(workers):
-            process = subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            self.workers.append(process)
-            numbered = list(enumerate(tasks))[worker::workers]
-            listener = threading.Thread(target=self._listen, args=(process, (end, numbered)), daemon=True)
-            self.listeners.append(listener)
-            listener.start()
-
-    def _listen(self, process: subprocess.Popen[bytes], message: object) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            write_message(process.stdin, message)  # type: ignore[arg-type]
-            process.stdin.close()
-            while True:
-                self.heard.put(read_message(process.stdout))  # type: ignore[arg-type]
-        except (EOFError, OSError, ValueError):
-            self.heard.put(None)
-
-    def finds(self) -> Iterator[tuple[int, Find]]:
-        """Whatever the workers report, until all have ended or the time is over."""
-        active = len(self.workers)
-        while active:
-            left = self.deadline + _GRACE_S - time.perf_counter()
+    def hear(self, timeout_s: float) -> tuple[int, Find] | None:
+        """See `Crew`."""
+        until = time.perf_counter() + timeout_s
+        while True:
+            if self._ready and (not self._in_order or self._ready[0][0] == self._turn):
+                number, _, ready = heapq.heappop(self._ready)
+                if isinstance(ready, Done) and number == self._turn:
+                    self._turn += 1
+                return number, ready
+            self._give_up_late()
             try:
-                find = self.heard.get(timeout=max(0.0, left))
+                worker, number, find = self._heard.get(timeout=max(0.0, min(0.2, until - time.perf_counter())))
             except queue.Empty:
-                return
+                if time.perf_counter() >= until:
+                    return None
+                continue
             if find is None:
-                active -= 1
+                self._replace(worker)
             else:
-                yield find
+                self._note(number, find)
+                if isinstance(find, Done):
+                    worker.task = None
+            self._dispatch()
+
+    def _note(self, number: int, find: Find) -> None:
+        self._serial += 1
+        heapq.heappush(self._ready, (number, self._serial, find))
+
+    def _give_up_late(self) -> None:
+        now = time.perf_counter()
+        for worker in self._workers:
+            if worker.task is not None and now > worker.until + _GRACE_S and not worker.ended:
+                worker.end()
+
+    def _replace(self, worker: _Worker) -> None:
+        """Bury a dead worker, call its task lost, and start another in its place."""
+        if worker not in self._workers:
+            return
+        worker.end()
+        worker.bury()
+        lost, at = worker.task, self._workers.index(worker)
+        self._replaced += 1
+        if self._replaced <= _REPLACED:
+            self._workers[at] = _Worker(self._case, self._folder, self._heard)
+        else:
+            del self._workers[at]
+        if lost is not None:
+            self._note(lost, Done(lost=True))
+        if not self._workers:
+            while self._waiting:
+                self._note(self._waiting.popleft()[0], Done(lost=True))
 
     def end(self) -> None:
-        """End every worker that still runs."""
-        for process in self.workers:
-            process.kill()
-        for listener in self.listeners:
-            listener.join()
-        for process in self.workers:
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
+        """See `Crew`."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.end()
+        for worker in workers:
+            worker.bury()
+        if self._temporary is not None:
+            self._temporary.cleanup()

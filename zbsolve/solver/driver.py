@@ -11,43 +11,47 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import time
 from collections.abc import Callable
+from functools import partial
 
-from zbsolve.bounds import lower_bound
+from zbsolve.bounds import MAX_EFFORT, lower_bound
 from zbsolve.errors import InvalidInput, NothingFound
 from zbsolve.metrics import metrics
+from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
-from zbsolve.solution import Solution
+from zbsolve.solution import Bound, Solution
 from zbsolve.solver.budget import Budget
-from zbsolve.solver.fusing import Fuser, fuse
-from zbsolve.solver.improvement import Improver
+from zbsolve.solver.compiled import plain
+from zbsolve.solver.crew import Crew, InLine, Processes
+from zbsolve.solver.director import Director
+from zbsolve.solver.fusing import fuse
 from zbsolve.solver.incumbent import Incumbent, Progress, relative_gap
-from zbsolve.solver.node_sets import NodeSets
 from zbsolve.solver.pool import Pool
-from zbsolve.solver.portfolio import add_baselines, add_plain, add_random
-from zbsolve.solver.smaller import add_stretched, worth_shrinking
+from zbsolve.solver.portfolio import add_plain, add_published, plain_drafts, published_names
 from zbsolve.solver.stretching import stretch
+from zbsolve.solver.tasks import Case, Length, Publish, Scan
+from zbsolve.solver.twins import order_in_turn
+from zbsolve.solver.work import Work
 from zbsolve.timetable import Order, Timetable
 
 __all__ = ["solve"]
 
-_PORTFOLIO, _SMALLER, _SHORT, _CPSAT = 0.12, 0.12, 0.4, 0.25
-"""Parts of what is left that random list schedules, the smaller problem, short annealing starts and CP-SAT may take."""
+_CREW_S, _CREW_STEPS = 2.0, 20_000
+"""A search shorter than this is over before worker processes have paid for their start."""
 
-_MOST_RANDOM = 3_000
-"""Random list schedules under a work limit; more add little."""
+_LARGE = 6_000
+"""From this many operations on, published schedules are built by workers too."""
 
 _FUSING_NODES = 500_000
 """Operations timed while the answer is fused at the end."""
 
+_EFFORT_A_SECOND = 4_000
+"""Of the time limit: the effort that analytic bounds may take, a tenth of it."""
+
 _FINISH_S = 5e-5
 """Seconds an operation that fusing, timing and measuring the answer take, kept back from the search."""
-
-_ROUND_S, _ROUND_STEPS = 6.0, 60_000
-"""What one round of long annealing runs takes."""
 
 
 def solve(
@@ -104,18 +108,50 @@ def solve(
     KeyboardInterrupt
         If it comes before the first order is known.
     """
+    return solve_without(
+        frozenset(),
+        problem,
+        time_limit_s=time_limit_s,
+        work_limit=work_limit,
+        gap=gap,
+        seed=seed,
+        workers=workers,
+        start=start,
+        on_progress=on_progress,
+    )
+
+
+def solve_without(
+    arms: frozenset[str],
+    problem: Problem,
+    *,
+    time_limit_s: float = 60.0,
+    work_limit: int | None = None,
+    gap: float = 0.0,
+    seed: int = 0,
+    workers: int | None = None,
+    start: Order | Timetable | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Solution:
+    """`solve` with some arms (see `zbsolve.solver.director.ARMS`) left out, to see what they are good for."""
     started = time.perf_counter()
     _check_arguments(time_limit_s, work_limit, gap, workers)
-    incumbent = Incumbent(lower_bound(problem), gap, started, on_progress)
+    effort = int(min(MAX_EFFORT, _EFFORT_A_SECOND * time_limit_s))
+    incumbent = Incumbent(Bound(0, "none"), gap, started, on_progress)
     operations = 3 * problem.placement.stages * problem.microbatches
     finish = min(0.3 * time_limit_s, _FINISH_S * operations)
     budget = Budget(started + time_limit_s - finish, work_limit)
     try:
-        _search(problem, incumbent, budget, seed, workers or _available_cpus(), start, gap)
+        workers = workers or _available_cpus()
+        pool = Pool(Case(problem, plain()), incumbent)
+        director = Director(pool, budget, size=workers, seed=seed, gap=gap, without=arms)
+        if start is not None:
+            _add_start(pool, start.order if isinstance(start, Timetable) else start)
+        _search(director, partial(lower_bound, problem, most_effort=effort))
     except KeyboardInterrupt:
-        if incumbent.order is None:
+        if not incumbent.known:
             raise
-    if incumbent.order is None:
+    if not incumbent.known:
         raise NothingFound(
             "no timetable was found; give more time, a larger work limit, or a larger memory limit "
             "(with several chunks a rank the search keeps some memory in reserve)"
@@ -140,67 +176,52 @@ def _available_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _search(
-    problem: Problem,
-    incumbent: Incumbent,
-    budget: Budget,
-    seed: int,
-    workers: int,
-    start: Order | Timetable | None,
-    gap: float,
-) -> None:
-    pool, node_sets = Pool(problem, incumbent), NodeSets(problem)
-    if start is not None:
-        _add_start(pool, start.order if isinstance(start, Timetable) else start)
-    improver = Improver(pool, node_sets, seed=seed, workers=workers, gap=gap)
-    rng, fuser = random.Random(seed), Fuser(pool)
+def _search(director: Director, prove: Callable[[], Bound]) -> None:
+    pool, budget, incumbent, case = director.pool, director.budget, director.pool.incumbent, director.pool.case
+    if budget.steps is None and case.nodes >= _LARGE:
+        quick, *others = published_names(case.problem)
+        plainly = Scan(plain=True, length=Length(seconds=0.1 * budget.seconds_left), seed=0, keep=10, target_ns=0)
+        director.open_with([plainly, Publish(quick), *(Publish(name) for name in reversed(others))])
+        with Work(director, Processes(case, director.size, in_order=False)) as work:
+            incumbent.prove(prove())
+            if not (work.warm or incumbent.known):
+                first = next(plain_drafts(case, budget))
+                pool.add(first.value_ns, first.sequence, first.fused, first.method)
+            work.go_on()
+        return
+    incumbent.prove(prove())
+    for step in (add_published, add_plain):
+        if not incumbent.done and not (budget.over and incumbent.known):
+            step(pool, budget.part(0.5))
+    if not (incumbent.done or budget.over):
+        with Work(director, _crew(case, budget, director.size)) as work:
+            work.go_on()
 
-    def fuse_best(count: int) -> None:
-        if node_sets.matters:
-            fuser.best(count, budget.part(0.1))
 
-    steps: tuple[Callable[[], None], ...] = (
-        lambda: add_baselines(pool, budget.part(0.5)),
-        lambda: add_plain(pool, node_sets, budget.part(0.5)),
-        lambda: add_random(pool, node_sets, budget.part(_PORTFOLIO, most_steps=_MOST_RANDOM), rng),
-        lambda: fuse_best(100),
-        lambda: _stretch(pool, budget, seed, workers),
-        lambda: improver.short_starts(budget.part(_SHORT)),
-        lambda: fuse_best(30),
-        lambda: improver.cpsat(budget.part(_CPSAT)),
-        lambda: improver.long_runs(budget.part(0.5), _rounds(budget)),
-        lambda: fuse_best(10),
-        lambda: improver.long_runs(budget.part(0.95), _rounds(budget)),
-        lambda: fuse_best(10),
-    )
-    for step in steps:
-        if not incumbent.done and not (budget.over and incumbent.order is not None):
-            step()
+def _crew(case: Case, budget: Budget, workers: int) -> Crew:
+    """Processes, unless the search is over before they have paid for their start."""
+    steps = budget.steps_left
+    if (budget.seconds_left < _CREW_S) if steps is None else (steps < _CREW_STEPS):
+        return InLine(case, workers)
+    return Processes(case, workers, in_order=steps is not None)
 
 
 def _add_start(pool: Pool, order: Order) -> None:
     """Take a given order in, stretched if it has another number of microbatches."""
     present = 1 + max((op.microbatch or 0 for row in order.rows for op in row), default=0)
-    stretched = order if present == pool.problem.microbatches else stretch(order, pool.problem.microbatches)
+    wanted = pool.case.problem.microbatches
+    stretched = order if present == wanted else stretch(order, wanted)
     if stretched is not None:
-        pool.add_order(stretched, "the given start")
-
-
-def _stretch(pool: Pool, budget: Budget, seed: int, workers: int) -> None:
-    if worth_shrinking(pool.problem):
-        add_stretched(pool, budget.part(_SMALLER), seed=seed, workers=workers)
-
-
-def _rounds(budget: Budget) -> int:
-    left = budget.steps_left
-    return max(1, int(budget.seconds_left / 2 / _ROUND_S) if left is None else left // 2 // _ROUND_STEPS)
+        graph = OpGraph.build(pool.case.problem, stretched.rows)  # refuses what is no order of the problem
+        pool.add_order(order_in_turn(graph, stretched), "the given start")
 
 
 def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int) -> Solution:
     """Time the best order exactly, fused wherever that costs nothing."""
-    assert incumbent.order is not None
-    trials = max(10, _FUSING_NODES // sum(map(len, incumbent.order.rows)))
-    _, order = fuse(problem, incumbent.order, Budget(math.inf, trials))
+    order = incumbent.order
+    assert order is not None
+    trials = max(10, _FUSING_NODES // sum(map(len, order.rows)))
+    _, order = fuse(problem, order, Budget(math.inf, trials))
     timetable = simulate(problem, order)
     value = timetable.period_ns if problem.objective == "period" else timetable.makespan_ns
     bound = incumbent.bound

@@ -14,11 +14,10 @@ from zbsolve.opgraph import KINDS, OpGraph
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
-from zbsolve.solver.kernels import Arrays, makespan, period, sequence_of
-from zbsolve.solver.pool import Entry, Pool, fits
+from zbsolve.solver.kernels import Arrays, fits, makespan, period, sequence_of
 from zbsolve.timetable import Order
 
-__all__ = ["Fuser", "fuse"]
+__all__ = ["fuse"]
 
 
 def fuse(problem: Problem, order: Order, budget: Budget) -> tuple[int, Order]:
@@ -167,31 +166,3 @@ class _Trial:
                 ops.append(Op(Kind.BACKWARD, op.stage, op.microbatch) if node in self.fused else op)
             rows.append(tuple(ops))
         return Order(tuple(rows))
-
-
-class Fuser:
-    """Fuses orders of a pool, each once.
-
-    Parameters
-    ----------
-    pool
-        Where orders come from and go to.
-    """
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-        self._seen: list[Entry] = []
-
-    def best(self, count: int, budget: Budget) -> None:
-        """Add the fused forms of the best orders: the best fused ones are rarely the very best before."""
-        known = set(map(id, self._seen))
-        for entry in list(self.pool.entries[:count]):
-            if budget.over or self.pool.incumbent.done:
-                return
-            if id(entry) in known:
-                continue
-            self._seen.append(entry)
-            _, order = fuse(self.pool.problem, entry.order, budget)
-            made = self.pool.add_order(order, f"{entry.method}, fused")
-            if made is not None:
-                self._seen.append(made)

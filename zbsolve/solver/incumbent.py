@@ -31,6 +31,8 @@ class Progress:
         What found the order.
     bound
         The name of what proves the bound.
+    arm
+        What the search has just done, or begins to do.
     """
 
     seconds: float
@@ -39,6 +41,7 @@ class Progress:
     gap: float
     method: str
     bound: str
+    arm: str = ""
 
 
 def relative_gap(value_ns: int, bound_ns: int) -> float:
@@ -68,11 +71,22 @@ class Incumbent:
     ) -> None:
         self.bound = bound
         self.value_ns = 2**63
-        self.order: Order | None = None
         self.method = ""
+        self.arm = ""
+        self._order: Callable[[], Order] | None = None
         self._gap = gap
         self._started = started
         self._on_progress = on_progress
+
+    @property
+    def order(self) -> Order | None:
+        """The best order; None if there is none yet."""
+        return None if self._order is None else self._order()
+
+    @property
+    def known(self) -> bool:
+        """True when there is an order."""
+        return self._order is not None
 
     @property
     def gap(self) -> float:
@@ -82,15 +96,15 @@ class Incumbent:
     @property
     def done(self) -> bool:
         """True when an order is known and its gap is small enough."""
-        if self.order is None:
+        if self._order is None:
             return False
         return self.value_ns <= self.bound.value_ns or self.gap <= self._gap
 
     def offer(self, value_ns: int, order: Callable[[], Order], method: str) -> bool:
-        """Keep an order if it is better than all before it; `order` is asked for only then."""
+        """Keep an order if it is better than all before it; `order` is asked for at the end."""
         if value_ns >= self.value_ns:
             return False
-        self.order, self.value_ns, self.method = order(), value_ns, method
+        self._order, self.value_ns, self.method = order, value_ns, method
         self._tell()
         return True
 
@@ -100,9 +114,14 @@ class Incumbent:
             self.bound = bound
             self._tell()
 
+    def tell(self, arm: str) -> None:
+        """Say what the search is about to do, where that takes time."""
+        self.arm = arm
+        self._tell()
+
     def _tell(self) -> None:
-        if self._on_progress is not None and self.order is not None:
+        if self._on_progress is not None and self._order is not None:
             seconds = time.perf_counter() - self._started
             self._on_progress(
-                Progress(seconds, self.value_ns, self.bound.value_ns, self.gap, self.method, self.bound.name)
+                Progress(seconds, self.value_ns, self.bound.value_ns, self.gap, self.method, self.bound.name, self.arm)
             )

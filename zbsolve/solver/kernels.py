@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from zbsolve.opgraph import OpGraph
 
-__all__ = ["Arrays", "makespan", "period", "rows_of", "sequence_of", "sweep"]
+__all__ = ["Arrays", "fits", "makespan", "period", "rows_of", "sequence_of", "sweep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -208,3 +208,18 @@ def _cycle_mean(path_to: dict[int, tuple[int, int]]) -> int:
             cycle = path[path.index(r) :]
             best = max(best, -(-sum(path_to[q][1] for q in cycle) // len(cycle)))
     return best
+
+
+def fits(arrays: Arrays, sequence: Sequence[int]) -> bool:
+    """True if no rank's memory exceeds its limit along the sequence."""
+    level = list(arrays.base)
+    rank, start, end, limit = arrays.rank, arrays.start_bytes, arrays.end_bytes, arrays.limit
+    if any(b > most for b, most in zip(level, limit, strict=True)):
+        return False
+    for node in sequence:
+        r = rank[node]
+        during = level[r] + start[node]
+        if during > limit[r]:
+            return False
+        level[r] = during + end[node]
+    return True

@@ -1,18 +1,17 @@
-"""Orders worth improving: the best few hundred different ones that were seen, each with its graph."""
+"""Orders worth improving: the best few hundred different ones that were seen."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zbsolve.opgraph import OpGraph
-from zbsolve.problem import Problem
+import numpy as np
+
 from zbsolve.solver.incumbent import Incumbent
-from zbsolve.solver.kernels import Arrays, makespan, period, rows_of, sequence_of
-from zbsolve.solver.twins import in_turn
+from zbsolve.solver.network import order_of
+from zbsolve.solver.tasks import Case, Int8, Int32
 from zbsolve.timetable import Order
 
-__all__ = ["Entry", "Pool", "fits"]
+__all__ = ["Entry", "Pool"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,38 +22,16 @@ class Entry:
     ----------
     value_ns
         Its exact objective value.
-    arrays
-        Its graph: which operations are fused is part of it.
-    sequence
-        Its nodes, each after what it needs.
+    sequence, fused
+        As nodes of the network, each after what it needs; by node, whether it is fused.
     method
         What made it.
     """
 
     value_ns: int
-    arrays: Arrays
-    sequence: list[int]
+    sequence: Int32
+    fused: Int8
     method: str
-
-    @property
-    def order(self) -> Order:
-        """The order itself."""
-        return self.arrays.graph.decode(rows_of(self.arrays, self.sequence))
-
-
-def fits(arrays: Arrays, sequence: Sequence[int]) -> bool:
-    """True if no rank's memory exceeds its limit along the sequence."""
-    level = list(arrays.base)
-    rank, start, end, limit = arrays.rank, arrays.start_bytes, arrays.end_bytes, arrays.limit
-    if any(b > most for b, most in zip(level, limit, strict=True)):
-        return False
-    for node in sequence:
-        r = rank[node]
-        during = level[r] + start[node]
-        if during > limit[r]:
-            return False
-        level[r] = during + end[node]
-    return True
 
 
 class Pool:
@@ -62,7 +39,7 @@ class Pool:
 
     Parameters
     ----------
-    problem
+    case
         What is asked.
     incumbent
         Learns of every better order.
@@ -70,12 +47,12 @@ class Pool:
         How many entries to keep.
     """
 
-    def __init__(self, problem: Problem, incumbent: Incumbent, most: int = 300) -> None:
-        self.problem = problem
+    def __init__(self, case: Case, incumbent: Incumbent, most: int = 300) -> None:
+        self.case = case
         self.incumbent = incumbent
         self._most = most
         self._entries: list[Entry] = []
-        self._seen: set[tuple[int, int]] = set()
+        self._seen: set[int] = set()
 
     @property
     def entries(self) -> list[Entry]:
@@ -84,37 +61,21 @@ class Pool:
         del self._entries[self._most :]
         return self._entries
 
-    def value(self, arrays: Arrays, sequence: Sequence[int]) -> int:
-        """The exact objective value of a sequence."""
-        if self.problem.objective == "period":
-            return period(arrays, sequence)[0]
-        return makespan(arrays, sequence)
-
-    def add(self, arrays: Arrays, sequence: list[int], method: str, value_ns: int | None = None) -> Entry | None:
-        """Take an order in that fits the memory; None if the pool has it already."""
-        value = self.value(arrays, sequence) if value_ns is None else value_ns
-        entry = Entry(value, arrays, sequence, method)
-        self.incumbent.offer(value, lambda: entry.order, method)
-        key = (value, hash(tuple(map(tuple, rows_of(arrays, sequence)))))
+    def add(self, value_ns: int, sequence: Int32, fused: Int8, method: str) -> bool:
+        """Take an order in that fits the memory; False if the pool has it already."""
+        problem = self.case.problem
+        self.incumbent.offer(value_ns, lambda: order_of(problem, sequence.tolist(), fused.tolist()), method)
+        by_rank = sequence[np.argsort(self.case.rank[sequence], kind="stable")]
+        key = hash((by_rank.tobytes(), fused.tobytes()))
         if key in self._seen:
-            return None
+            return False
         self._seen.add(key)
-        self._entries.append(entry)
+        self._entries.append(Entry(value_ns, sequence, fused, method))
         if len(self._entries) > 4 * self._most:
             _ = self.entries
-        return entry
+        return True
 
-    def add_order(self, order: Order, method: str) -> Entry | None:
-        """Take any order of the problem in; None if it does not fit, can never finish, or is known.
-
-        Raises
-        ------
-        OrderError
-            If the rows are no order of the problem.
-        """
-        graph = OpGraph.build(self.problem, order.rows)
-        arrays = Arrays.of(graph)
-        sequence = sequence_of(arrays, [row.tolist() for row in graph.encode(order)])
-        if sequence is None or not fits(arrays, sequence):
-            return None
-        return self.add(arrays, in_turn(arrays.twin, graph.microbatch.tolist(), sequence), method)
+    def add_order(self, order: Order, method: str) -> bool:
+        """Take an order of the problem in; False if it does not fit, can never finish, or is known."""
+        found = self.case.read(order)
+        return found is not None and self.add(found.value_ns, found.sequence, found.fused, method)

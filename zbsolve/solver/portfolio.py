@@ -3,62 +3,89 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from zbsolve.catalog import baseline, schedules
 from zbsolve.catalog.zero_bubble import greedy_orders
 from zbsolve.errors import ScheduleConditionError
-from zbsolve.opgraph import KINDS
-from zbsolve.ops import Kind
 from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
-from zbsolve.solver.list_scheduler import NEVER, Rule, list_schedule
-from zbsolve.solver.node_sets import NodeSet, NodeSets
-from zbsolve.solver.pattern import Pattern
+from zbsolve.solver.forms import Forms
+from zbsolve.solver.listing import NEVER, new_rule
+from zbsolve.solver.moves import FUSED, SEQUENCE, new_state
+from zbsolve.solver.network import CLASS_PTR, MEMBER, NET_DURATION, SHAPE, Table
 from zbsolve.solver.pool import Pool
+from zbsolve.solver.tasks import Case, Found
 from zbsolve.timetable import Order
 
-__all__ = ["add_baselines", "add_plain", "add_random", "plain_rules", "random_rule"]
+__all__ = ["add_plain", "add_published", "plain_rules", "published", "published_names", "random_drafts", "random_rule"]
 
-_FORWARD = KINDS.index(Kind.FORWARD)
-_BACKWARD_WEIGHT = KINDS.index(Kind.BACKWARD_WEIGHT)
 _LATE = 1e17
 
-_RULES_A_SET = 4
-"""Random rules tried on one choice of fused and split, which takes a few schedules' time to build."""
+_STEPS = 100
+"""Moves that take as long as a random list schedule."""
+
+_RULES_A_CHOICE = 4
+"""Random rules tried on one choice of fused and split."""
+
+GREEDY = "zero-bubble greedy"
+"""As a name: every run of it."""
 
 
-def plain_rules(pattern: Pattern) -> Iterator[Rule]:
+@dataclass(frozen=True, slots=True)
+class Class:
+    """What a rule may look at of a twin class: 0 forward, 1 input gradient, 2 weight gradient; its stage; its ns."""
+
+    part: int
+    stage: int
+    duration: int
+
+
+def classes_of(case: Case) -> list[Class]:
+    """The twin classes of a case."""
+    net, thirds = case.arrays, case.nodes // 3
+    count = int(net[SHAPE][2])
+    first = net[MEMBER][net[CLASS_PTR][:count]]
+    return [
+        Class(node // thirds, node % thirds // case.problem.microbatches, int(net[NET_DURATION][2 * node]))
+        for node in first.tolist()
+    ]
+
+
+def plain_rules(case: Case) -> Iterator[Table]:
     """A dozen rules without chance: weight gradients filling gaps, or late, under the usual in-flight limits."""
-    stages = max(pattern.stage) + 1
-    unit = max(pattern.duration)
+    classes = classes_of(case)
+    stages = case.problem.placement.stages
+    unit = max(c.duration for c in classes)
     limits = (lambda _: NEVER, lambda s: 2 * (stages - s) - 1, lambda s: stages - s)
     for limit in limits:
         for wait in (0.0, 0.5 * unit, 1.0 * unit, _LATE):
-            yield Rule(
-                penalty=[wait if k == _BACKWARD_WEIGHT else 0.0 for k in pattern.kind],
-                in_flight=[limit(s) for s in pattern.stage],
-            )
+            penalty = [wait if c.part == 2 else 0.0 for c in classes]
+            yield new_rule(case.network, penalty, [limit(c.stage) for c in classes], 0.0, True)
 
 
-def random_rule(pattern: Pattern, rng: random.Random) -> Rule:
+def random_rule(case: Case, classes: Sequence[Class], rng: random.Random) -> Table:
     """One rule of chance."""
-    stages = max(pattern.stage) + 1
-    unit = max(1.0, sum(pattern.duration) / len(pattern.duration))
+    stages = case.problem.placement.stages
+    unit = max(1.0, sum(c.duration for c in classes) / len(classes))
     weight = rng.choice((0.0, rng.uniform(0, 0.5), rng.uniform(0.3, 2.5), rng.uniform(0.3, 2.5), _LATE / unit))
     forward = rng.choice((0.0, 0.0, rng.uniform(-0.5, 1.5), rng.uniform(0, 0.2)))
     jitter = rng.choice((0.0, 0.0, 0.1, 0.4))
     penalty = []
-    for k in pattern.kind:
-        asked = weight if k == _BACKWARD_WEIGHT else forward if k == _FORWARD else 0.0
+    for c in classes:
+        asked = (forward, 0.0, weight)[c.part]
         penalty.append(unit * (asked + jitter * rng.uniform(-1, 1)))
     shape = rng.randrange(6)
     slope, offset, flat = rng.uniform(0.6, 2.6), rng.uniform(-1, 3), rng.randint(1, 2 * stages)
     waver = rng.choice((0, 0, 1, 2))
     in_flight = []
-    for s in pattern.stage:
-        left = stages - s
+    for c in classes:
+        left = stages - c.stage
         if shape <= 1:
             most = NEVER
         elif shape == 2:
@@ -70,63 +97,83 @@ def random_rule(pattern: Pattern, rng: random.Random) -> Rule:
         else:
             most = flat
         in_flight.append(most + (rng.randint(-waver, waver) if waver else 0))
-    return Rule(
-        penalty=penalty,
-        in_flight=in_flight,
-        noise=unit * rng.choice((0.0, 0.0, 0.05, 0.2, 0.5)),
-        urgent=rng.random() < 0.8,
-        seed=rng.getrandbits(32),
-    )
+    noise = unit * rng.choice((0.0, 0.0, 0.05, 0.2, 0.5))
+    return new_rule(case.network, penalty, in_flight, noise, rng.random() < 0.8)
 
 
-def add_plain(pool: Pool, node_sets: NodeSets, budget: Budget) -> None:
+def add_plain(pool: Pool, budget: Budget) -> None:
     """Add what the plain rules give, on each of the plain choices of fused and split."""
-    for node_set in _plain_sets(node_sets):
-        for number, rule in enumerate(plain_rules(node_set.pattern)):
-            _try(pool, node_set, rule, f"list scheduler, plain rule {number}", budget)
-            if pool.incumbent.done or (budget.over and pool.incumbent.order is not None):
+    for found in plain_drafts(pool.case, budget):
+        pool.add(found.value_ns, found.sequence, found.fused, found.method)
+        if pool.incumbent.done:
+            return
+
+
+def plain_drafts(case: Case, budget: Budget) -> Iterator[Found]:
+    """What the plain rules give; at least one that fits."""
+    any_yet = False
+    for forms in _plain_choices(case.forms):
+        for number, rule in enumerate(plain_rules(case)):
+            found = draft(case, forms, rule, 0, budget)
+            if found is not None:
+                any_yet = True
+                yield dataclasses.replace(found, method=f"list scheduler, plain rule {number}")
+            if budget.over and any_yet:
                 return
 
 
-def add_random(pool: Pool, node_sets: NodeSets, budget: Budget, rng: random.Random) -> None:
-    """Add what random rules give until the budget is over."""
+def random_drafts(case: Case, budget: Budget, rng: random.Random) -> Iterator[Found]:
+    """What random rules give, until the budget is over."""
     tried = 0
-    while not (pool.incumbent.done or budget.over):
-        if tried % _RULES_A_SET == 0:
-            node_set = _random_set(node_sets, rng)
+    classes = classes_of(case)
+    while not budget.over:
+        if tried % _RULES_A_CHOICE == 0:
+            forms = _random_choice(case.forms, rng)
         tried += 1
-        _try(pool, node_set, random_rule(node_set.pattern, rng), "list scheduler, random rule", budget)
+        budget.spend(_STEPS - 1)
+        found = draft(case, forms, random_rule(case, classes, rng), rng.getrandbits(31), budget)
+        if found is not None:
+            yield found
 
 
-def _try(pool: Pool, node_set: NodeSet, rule: Rule, method: str, budget: Budget) -> None:
+def draft(case: Case, forms: list[int], rule: Table, seed: int, budget: Budget) -> Found | None:
+    """The list schedule of a rule, timed."""
     budget.spend(1)
-    draft = list_schedule(node_set.pattern, rule)
-    if draft is not None:
-        pool.add(node_set.arrays, draft.sequence, method)
+    state = new_state(case.network, range(case.nodes), forms, seed)
+    if not case.kernels.list_schedule(case.network, state, rule):
+        return None
+    value = case.kernels.load(case.network, state, case.periodic)
+    if value < 0:
+        return None
+    sequence, fused = (np.asarray(state[row][: case.nodes]) for row in (SEQUENCE, FUSED))
+    return Found(int(value), sequence.astype(np.int32), fused.astype(np.int8))
 
 
-def _plain_sets(node_sets: NodeSets) -> list[NodeSet]:
+def _plain_choices(forms: Forms) -> list[list[int]]:
     """Nothing fused that need not be; what is cheaper fused; everything fused."""
-    chosen = (frozenset[int](), node_sets.cheap, frozenset(node_sets.stages))
-    return list(dict.fromkeys(node_sets.get(fused) for fused in chosen))
+    chosen: list[list[int]] = []
+    for fused in (lambda s, j: False, lambda s, j: s in forms.cheap, lambda s, j: True):
+        flags = forms.flags(fused)
+        if flags not in chosen:
+            chosen.append(flags)
+    return chosen
 
 
-def _random_set(node_sets: NodeSets, rng: random.Random) -> NodeSet:
+def _random_choice(forms: Forms, rng: random.Random) -> list[int]:
     """Nothing fused, or what is cheaper, or everything; or, where it matters, a choice for each microbatch."""
-    draw = rng.random()
-    if not node_sets.matters:
-        return node_sets.get(frozenset() if draw < 0.95 else frozenset(node_sets.stages))
-    if draw < 0.2:
-        return node_sets.get(frozenset())
-    if draw < 0.4:
-        return node_sets.get(node_sets.cheap)
-    if draw < 0.5:
-        return node_sets.get(frozenset(node_sets.stages))
-    stages, microbatches = len(node_sets.stages), node_sets.problem.microbatches
-    if draw < 0.65:
+    roll = rng.random()
+    if not forms.matters:
+        return forms.flags(lambda s, j: roll > 0.95)
+    if roll < 0.2:
+        return forms.flags(lambda s, j: False)
+    if roll < 0.4:
+        return forms.flags(lambda s, j: s in forms.cheap)
+    if roll < 0.5:
+        return forms.flags(lambda s, j: True)
+    stages, microbatches = forms.stages, forms.microbatches
+    if roll < 0.65:
         share = rng.choice((0.2, 0.5, 0.8))
-        table = [[rng.random() < share for _ in range(microbatches)] for _ in range(stages)]
-        return node_sets.mixed(lambda s, j: table[s][j])
+        return forms.flags(lambda s, j: rng.random() < share)
     # split where the pipeline fills or drains and there is time to wait in, fused between
     slope, flat = rng.choice((-1.0, -0.5, 0.0, 0.5, 1.0)), rng.randint(0, 3)
     first, last = rng.random() < 0.4, rng.random() < 0.8
@@ -136,24 +183,31 @@ def _random_set(node_sets: NodeSets, rng: random.Random) -> NodeSet:
         reach = abs(slope) * depth + flat
         return not ((first and microbatch < reach) or (last and microbatches - 1 - microbatch < reach))
 
-    return node_sets.mixed(fused)
+    return forms.flags(fused)
 
 
-def add_baselines(pool: Pool, budget: Budget) -> None:
+def add_published(pool: Pool, budget: Budget) -> None:
     """Add every published schedule that fits, however short the time: the answer is never worse than one of them."""
-    for method, order in _published(pool.problem):
-        budget.spend(1)
-        pool.add_order(order, method)
-        if pool.incumbent.done:
-            return
+    for name in published_names(pool.case.problem):
+        for method, order in published(pool.case.problem, name):
+            budget.spend(1)
+            pool.add_order(order, method)
+            if pool.incumbent.done:
+                return
 
 
-def _published(problem: Problem) -> Iterator[tuple[str, Order]]:
-    for schedule in schedules():
-        # these are the greedy's best at the problem's own limit, which its runs give below
-        if schedule.name in ("zb-1p", "zb-2p") and None not in problem.limit_bytes:
-            continue
-        with contextlib.suppress(ScheduleConditionError):
-            yield schedule.name, baseline(schedule.name, problem)
+def published_names(problem: Problem) -> list[str]:
+    """What `published` takes; those that are quick first."""
+    names = [schedule.name for schedule in schedules()]
+    # the greedy's runs at the problem's own limit hold all that these two could give
+    limited = None not in problem.limit_bytes
+    return [name for name in names if not (limited and name in ("zb-1p", "zb-2p"))] + [GREEDY]
+
+
+def published(problem: Problem, name: str) -> Iterator[tuple[str, Order]]:
+    """A published schedule, or all runs of the published greedy; nothing where its conditions do not hold."""
     with contextlib.suppress(ScheduleConditionError):
-        yield from greedy_orders(problem)
+        if name == GREEDY:
+            yield from greedy_orders(problem)
+        else:
+            yield name, baseline(name, problem)

@@ -1,151 +1,419 @@
-"""The pieces of search that can run elsewhere: annealing runs and CP-SAT runs, as data.
+"""The pieces of search that run in workers, as data.
 
-A task is what a worker process needs and nothing more; `run` does it and hands out what it finds.
-The same task gives the same results in this process and in another.
+A task is what a worker needs beyond the case it has been told once; `run` does it and hands out what
+it finds, as it finds it. The same task gives the same results in this process and in another, with
+plain kernels and with compiled ones, if steps limit it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from zbsolve.solver.annealing import Cooling, anneal
-from zbsolve.solver.budget import Budget
-from zbsolve.solver.kernels import Arrays
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Anneal", "Bounded", "Find", "Found", "Proof", "Prove", "Task", "run"]
+from zbsolve.opgraph import OpGraph
+from zbsolve.problem import Problem
+from zbsolve.solution import Bound
+from zbsolve.solver.budget import STEPS_PER_DETERMINISTIC_SECOND, Budget
+from zbsolve.solver.compiled import Kernels, ready_to_move
+from zbsolve.solver.forms import Forms
+from zbsolve.solver.kernels import Arrays, fits, makespan, period, rows_of
+from zbsolve.solver.kernels import sequence_of as graph_sequence_of
+from zbsolve.solver.moves import BEST, BEST_FUSED, BEST_SEQUENCE, REG, SEQUENCE, new_state
+from zbsolve.solver.network import LIMIT, RANK, SHAPE, Table, build_network, nodes_of, order_of, sequence_of
+from zbsolve.timetable import Order
 
-_PUNCTUAL = 0.9
+__all__ = [
+    "Anneal",
+    "Bounded",
+    "Case",
+    "Done",
+    "Find",
+    "Found",
+    "Length",
+    "Prove",
+    "Publish",
+    "Relax",
+    "Scan",
+    "Shrink",
+    "Task",
+    "Warm",
+    "run",
+]
+
+Int32 = NDArray[np.int32]
+Int8 = NDArray[np.int8]
+
+_PUNCTUAL = 0.95
 """The part of its time that CP-SAT is given; it takes some more to notice the end."""
+
+_CHUNK = 2_000
+"""Moves between two looks at the clock by compiled kernels; also how often the temperature falls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long a task may go on: in seconds from when it begins, or in steps."""
+
+    seconds: float | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Load the compiled kernels, or compile them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A published schedule, see `zbsolve.solver.portfolio.published`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """List schedules, by plain rules or by random ones; the best `keep` of them are handed out."""
+
+    plain: bool
+    length: Length
+    seed: int
+    keep: int
+    target_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anneal:
-    """An annealing run; `seconds` and `steps` limit it, whichever there is.
+    """An annealing run from an order.
 
     Parameters
     ----------
-    arrays, sequence
-        The order to begin with.
-    objective
-        ``"period"`` or ``"makespan"``.
-    cooling
-        Temperatures.
+    sequence, fused
+        The order to begin with, as nodes of the network.
+    first, ratio
+        The temperature at the start as a part of the value, and at the end as a part of that.
     target_ns
         Stop at this value.
-    seconds
-        From when it begins, None for none.
-    steps
-        Moves, None for no limit.
-    seed
-        Of its choices.
-    method
-        Its name.
+    length, seed
+        Of the run.
     """
 
-    arrays: Arrays
-    sequence: list[int]
-    objective: str
-    cooling: Cooling
+    sequence: Int32
+    fused: Int8
+    first: float
+    ratio: float
     target_ns: int
-    seconds: float | None
-    steps: int | None
+    length: Length
     seed: int
-    method: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shrink:
+    """Orders of a problem with fewer microbatches, stretched."""
+
+    length: Length
+    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prove:
-    """A CP-SAT run; fields as in `Anneal` and `zbsolve.solver.cpsat.improve`."""
+    """CP-SAT on the whole problem, hinted with an order."""
 
-    arrays: Arrays
-    sequence: list[int]
-    objective: str
+    sequence: Int32
+    fused: Int8
     value_ns: int
     bound_ns: int
-    seconds: float | None
-    deterministic: float | None
-    workers: int
+    length: Length
     seed: int
-    method: str
 
 
-Task = Anneal | Prove
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relax:
+    """Better bounds by relaxations, see `zbsolve.solver.relaxation`."""
+
+    value_ns: int
+    bound: Bound
+    length: Length
+    seed: int
+
+
+Task = Warm | Publish | Scan | Anneal | Shrink | Prove | Relax
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An order better than what its task began with; the value is known if it was timed exactly."""
+    """An order, with its exact value, and what made it where the arm alone does not tell."""
 
-    sequence: list[int]
-    value_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The end of a task: how much work it was, and a bound it proved (0 for none)."""
-
-    steps: int
-    bound_ns: int
-    deterministic: float
+    value_ns: int
+    sequence: Int32
+    fused: Int8
+    method: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A bound proved on the way."""
+    """A bound proved."""
 
-    bound_ns: int
-
-
-Find = Found | Bounded | Proof
-"""What a task hands out: orders and bounds as they come, then one proof."""
+    bound: Bound
 
 
-def run(task: Task, deadline: float, hand: Callable[[Find], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a task: the steps it took, and whether its worker was lost."""
+
+    steps: int = 0
+    lost: bool = False
+
+
+Find = Found | Bounded | Done
+
+
+@dataclass(eq=False)
+class Case:
+    """What all tasks of a solve share.
+
+    Parameters
+    ----------
+    problem
+        What is asked.
+    kernels
+        Plain or compiled.
+    arrays
+        The network in arrays, where it is built already.
+
+    Attributes
+    ----------
+    network
+        The same in the form that the kernels take.
+    forms
+        Which backwards may run fused.
+    """
+
+    problem: Problem
+    kernels: Kernels
+    arrays: Any = None
+    network: Table = field(init=False)
+    forms: Forms = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.arrays is None:
+            self.arrays = build_network(self.problem)
+        network: Any = self.arrays.tolist() if self.kernels.lists else self.arrays
+        self.network = network
+        self.forms = Forms(self.problem, self.arrays)
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes of the network."""
+        return int(self.arrays[SHAPE][0])
+
+    @property
+    def rank(self) -> NDArray[np.int64]:
+        """The rank of each node of the network."""
+        column: NDArray[np.int64] = self.arrays[RANK][: self.nodes]
+        return column
+
+    @property
+    def periodic(self) -> int:
+        """1 for the period, 0 for the makespan."""
+        return int(self.problem.objective == "period")
+
+    def read(self, order: Order) -> Found | None:
+        """An order of the problem, timed; None if it can never finish or exceeds the memory."""
+        rows, fused = nodes_of(self.problem, order)
+        sequence = sequence_of(self.arrays, rows)
+        if sequence is None:
+            return None
+        state = new_state(self.network, sequence, fused, 0)
+        value = self.kernels.load(self.network, state, self.periodic)
+        if value < 0:
+            return None
+        return Found(int(value), np.asarray(sequence, dtype=np.int32), np.asarray(fused, dtype=np.int8))
+
+    def unfold(self, graph: OpGraph, sequence: Any) -> tuple[Int32, Int8]:
+        """Nodes of any graph of the problem as nodes of the network, ghosts behind their B, and which are fused."""
+        parts, microbatches = self.nodes // 3, self.problem.microbatches
+        nodes = np.asarray(sequence, dtype=np.int64)
+        kind, within = (
+            graph.kind[nodes].astype(np.int64),
+            graph.stage[nodes].astype(np.int64) * microbatches + graph.microbatch[nodes],
+        )
+        whole = kind == 3
+        own = np.where(whole, 1, kind) * parts + within
+        fused = np.zeros(3 * parts, dtype=np.int8)
+        fused[own[whole]] = fused[own[whole] + parts] = 1
+        twice = np.repeat(own, 1 + whole)
+        twice[np.flatnonzero(np.diff(twice, prepend=-1) == 0)] += parts
+        return twice.astype(np.int32), fused
+
+
+def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -> Done:
     """Do a task.
 
     Parameters
     ----------
     task
         What to do.
+    case
+        What all tasks share.
     deadline
-        On the clock of `time.perf_counter`; the task's own limits apply besides.
+        On the clock of `time.perf_counter`; the task's own length applies besides.
     hand
         Takes what it finds.
     """
-    now = time.perf_counter()
-    until = deadline if task.seconds is None else min(deadline, now + task.seconds)
-    if isinstance(task, Anneal):
-        budget = Budget(until, task.steps)
-        anneal(
-            task.arrays,
-            task.sequence,
-            objective=task.objective,
-            cooling=task.cooling,
-            budget=budget,
-            rng=random.Random(task.seed),
-            target_ns=task.target_ns,
-            on_better=lambda value, sequence: hand(Found(sequence, value)),
-        )
-        hand(Proof(budget.spent, 0, 0.0))
+    if isinstance(task, Warm):
+        _warm(case)
+        return Done()
+    if isinstance(task, Publish):
+        _publish(task, case, hand)
+        return Done(1)
+    seconds = task.length.seconds
+    until = deadline if seconds is None else min(deadline, time.perf_counter() + seconds)
+    budget = Budget(until, task.length.steps)
+    if isinstance(task, Scan):
+        _scan(task, case, budget, hand)
+    elif isinstance(task, Anneal):
+        _anneal(task, case, budget, hand)
+    elif isinstance(task, Shrink):
+        _shrink(task, case, budget, hand)
+    elif isinstance(task, Prove):
+        _prove(task, case, budget, hand)
+    else:
+        _relax(task, case, budget, hand)
+    return Done(budget.spent)
+
+
+def _warm(case: Case) -> None:
+    """Call every kernel once, on a list schedule without a limit."""
+    from zbsolve.solver.portfolio import plain_rules
+
+    free: Any = case.arrays.copy()
+    free[LIMIT] = 2**62
+    if case.kernels.lists:
+        free = free.tolist()
+    state = new_state(free, range(case.nodes), [0] * case.nodes, 0)
+    case.kernels.list_schedule(free, state, next(plain_rules(case)))
+    ready = ready_to_move(case.kernels, free, state[SEQUENCE][: case.nodes], [0] * case.nodes, 0, case.periodic)
+    if ready is not None:
+        case.kernels.anneal_moves(free, ready, 1, 1.0, 0, 0.0, case.periodic)
+
+
+def _publish(task: Publish, case: Case, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.portfolio import published
+
+    for method, order in published(case.problem, task.name):
+        found = case.read(order)
+        if found is not None:
+            hand(dataclasses.replace(found, method=method))
+
+
+def _scan(task: Scan, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.portfolio import plain_drafts, random_drafts
+
+    best: list[Found] = []
+    drafts = plain_drafts(case, budget) if task.plain else random_drafts(case, budget, random.Random(task.seed))
+    for found in drafts:
+        if not best or found.value_ns < best[0].value_ns:
+            hand(found)
+        if len(best) < task.keep or found.value_ns < best[-1].value_ns:
+            best.append(found)
+            best.sort(key=lambda f: f.value_ns)
+            del best[task.keep :]
+        if found.value_ns <= task.target_ns:
+            break
+    for found in best[1:]:
+        hand(found)
+
+
+def _anneal(task: Anneal, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    kernels, net, periodic = case.kernels, case.network, case.periodic
+    state = ready_to_move(kernels, net, task.sequence.tolist(), task.fused.tolist(), task.seed, periodic)
+    if state is None:
         return
+    told = state[REG][BEST]
+    first = task.first * told
+    switching = 0.15 if case.forms.matters else 0.0
+    chunk = 50 if kernels.lists and budget.steps is None else _CHUNK
+    whole = budget.seconds_left
+    while not budget.over and told > task.target_ns:
+        if budget.steps is None:
+            done, moves = 1 - budget.seconds_left / whole, chunk
+        else:
+            done, moves = budget.spent / budget.steps, min(chunk, budget.steps - budget.spent)
+        temperature = first * task.ratio**done
+        budget.spend(kernels.anneal_moves(net, state, moves, temperature, task.target_ns, switching, periodic))
+        if state[REG][BEST] < told:
+            told = state[REG][BEST]
+            sequence, fused = (np.asarray(state[row][: case.nodes]) for row in (BEST_SEQUENCE, BEST_FUSED))
+            hand(Found(int(told), sequence.astype(np.int32), fused.astype(np.int8)))
+
+
+def _shrink(task: Shrink, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.smaller import stretched
+
+    for found in stretched(case, budget, task.seed):
+        hand(found)
+
+
+def _prove(task: Prove, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
     from zbsolve.solver.cpsat import Limits, improve
 
+    order = order_of(case.problem, task.sequence.tolist(), task.fused.tolist())
+    graph = OpGraph.build(case.problem, order.rows)
+    arrays = Arrays.of(graph)
+    sequence = graph_sequence_of(arrays, [row.tolist() for row in graph.encode(order)])
+    assert sequence is not None
+
+    def found(new: list[int]) -> None:
+        again = graph_sequence_of(arrays, rows_of(arrays, new))
+        if again is None or not fits(arrays, again):
+            return
+        value = period(arrays, again)[0] if case.periodic else makespan(arrays, again)
+        hand(Found(value, *case.unfold(graph, again)))
+
+    def bounded(bound_ns: int) -> None:
+        if case.forms.speaks_for_all(task.fused):
+            hand(Bounded(Bound(bound_ns, "CP-SAT")))
+
     outcome = improve(
-        task.arrays,
-        task.sequence,
-        objective=task.objective,
+        arrays,
+        sequence,
+        objective=case.problem.objective,
         value_ns=task.value_ns,
         bound_ns=task.bound_ns,
         limits=Limits(
-            seconds=_PUNCTUAL * max(0.0, until - time.perf_counter()),
-            deterministic=task.deterministic,
-            workers=task.workers,
+            seconds=_PUNCTUAL * budget.seconds_left,
+            deterministic=_deterministic(budget),
+            workers=1,
             seed=task.seed,
         ),
-        on_sequence=lambda sequence: hand(Found(sequence, None)),
+        on_sequence=found,
+        on_bound=bounded,
+    )
+    budget.spend(int(outcome.deterministic * STEPS_PER_DETERMINISTIC_SECOND))
+
+
+def _relax(task: Relax, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.relaxation import improve_bound
+
+    improve_bound(
+        case.problem,
+        incumbent_ns=task.value_ns,
+        best=task.bound,
+        work_limit=_deterministic(budget),
+        time_limit_s=_PUNCTUAL * budget.seconds_left,
+        seed=task.seed,
         on_bound=lambda bound: hand(Bounded(bound)),
     )
-    hand(Proof(0, outcome.bound_ns, outcome.deterministic))
+    budget.spend(budget.steps_left or 0)
+
+
+def _deterministic(budget: Budget) -> float | None:
+    """What is left in CP-SAT's measure of work; None for no limit."""
+    return None if budget.steps_left is None else budget.steps_left / STEPS_PER_DETERMINISTIC_SECOND

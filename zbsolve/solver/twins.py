@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["in_turn"]
+from zbsolve.opgraph import OpGraph
+from zbsolve.timetable import Order
+
+__all__ = ["in_turn", "order_in_turn"]
 
 
 def in_turn(twin: Sequence[int], microbatch: Sequence[int], sequence: Sequence[int]) -> list[int]:
@@ -30,3 +33,9 @@ def in_turn(twin: Sequence[int], microbatch: Sequence[int], sequence: Sequence[i
         classes.setdefault(twin[node], []).append(node)
     waiting = {name: iter(sorted(nodes, key=microbatch.__getitem__)) for name, nodes in classes.items()}
     return [next(waiting[twin[node]]) for node in sequence]
+
+
+def order_in_turn(graph: OpGraph, order: Order) -> Order:
+    """The same for an order of the graph's operations: a class lies on one rank, so every row by itself."""
+    twin, microbatch = graph.twin.tolist(), graph.microbatch.tolist()
+    return graph.decode([in_turn(twin, microbatch, row.tolist()) for row in graph.encode(order)])

@@ -1,4 +1,4 @@
-"""A worker process: reads tasks from its standard input, writes what they find to its standard output."""
+"""A worker process: hears of a case, then does one task after another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import sys
 import time
 from typing import Any, BinaryIO
 
-from zbsolve.solver.tasks import Find, run
+from zbsolve.solver.compiled import compiled
+from zbsolve.solver.tasks import Case, Find, run
 
 __all__ = ["main", "read_message", "write_message"]
 
@@ -44,17 +45,21 @@ def read_message(stream: BinaryIO) -> Any:
 
 
 def main() -> None:
-    """Do the tasks of one message, (number, task) each, until the wall-clock time that comes with them."""
+    """Read a problem, then (number, wall-clock end, task) until the other side closes; write (number, find)."""
     # an interrupt at the terminal reaches the whole group; the parent decides when workers end
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb")
     # what a native library prints must not mix with messages
     os.dup2(2, 1)
-    end, numbered = read_message(sys.stdin.buffer)
-    deadline = time.perf_counter() + (end - time.time())
-    for number, task in numbered:
+    problem, network = read_message(sys.stdin.buffer)
+    case = Case(problem, compiled(), network)
+    while True:
+        try:
+            number, end, task = read_message(sys.stdin.buffer)
+        except EOFError:
+            return
 
         def hand(find: Find, number: int = number) -> None:
             write_message(out, (number, find))
 
-        run(task, deadline, hand)
+        hand(run(task, case, time.perf_counter() + (end - time.time()), hand))

@@ -1,0 +1,183 @@
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.solver.instances import instance, one_chunk, unequal
+from tests.solver.test_listing import judged
+from tests.strategies import placements, problems
+from zbsolve.solver import moves
+from zbsolve.solver.budget import Budget
+from zbsolve.solver.compiled import compiled, plain, ready_to_move
+from zbsolve.solver.moves import AFTER, BEFORE, DURATION, END, FUSED, LAST, LEVEL, PLACE, REG, SEQUENCE, VALUE
+from zbsolve.solver.network import RANK, TWIN, nodes_of, order_of
+from zbsolve.solver.portfolio import random_drafts
+from zbsolve.solver.tasks import Anneal, Case, Found, Length, Scan, run
+
+FAR = 2**60
+
+
+def some_state(problem, seed):
+    """A case and a random order in motion; None where there is none."""
+    case = Case(problem, plain())
+    found = next(random_drafts(case, Budget(float("inf"), 500), random.Random(seed)), None)
+    if found is None:
+        return case, None
+    state = ready_to_move(case.kernels, case.network, found.sequence, found.fused, seed, case.periodic)
+    return case, state
+
+
+def rows(case, state):
+    """The rows as the links tell them."""
+    nodes, told = case.nodes, []
+    for r in range(case.problem.placement.ranks):
+        row, node = [], state[AFTER][nodes + r] if state[LAST][r] < nodes else -1
+        while node >= 0:
+            row.append(node)
+            node = state[AFTER][node]
+        told.append(row)
+    return told
+
+
+def assert_sound(case, state):
+    """What is kept up move by move is what loading the order anew gives."""
+    nodes = case.nodes
+    fresh = moves.new_state(case.network, state[SEQUENCE][:nodes], state[FUSED][:nodes], 0)
+    exact = moves.load(case.network, fresh, case.periodic)
+    assert 0 <= exact <= state[REG][VALUE]
+    for row in (PLACE, BEFORE, LEVEL, DURATION):
+        assert fresh[row][:nodes] == state[row][:nodes]
+    assert fresh[LAST] == state[LAST]
+    assert rows(case, fresh) == rows(case, state)
+    ends = list(state[END])
+    moves.sweep(case.network, state)
+    assert ends == state[END], "timing what is due must equal timing everything"
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_moves_keep_an_order_an_order_and_its_times_exact(data):
+    problem = data.draw(problems(placement=placements(), limits=True))
+    seed = data.draw(st.integers(0, 999))
+    case, state = some_state(problem, seed)
+    if state is None:
+        return
+    rng = random.Random(seed)
+    for _ in range(40):
+        threshold = rng.choice((state[REG][VALUE] - 1, state[REG][VALUE], state[REG][VALUE] * 2 + 2, FAR))
+        before = [list(row) for row in state]
+        if rng.random() < 0.3 and case.forms.matters:
+            taken = moves.try_switch(case.network, state, rng.randrange(case.nodes), threshold, case.periodic)
+        else:
+            steps = rng.choice((-1, 1)) * rng.randint(1, 6)
+            node = rng.randrange(case.nodes)
+            taken = moves.try_shift(case.network, state, node, steps, threshold, case.periodic)
+        if taken:
+            assert state[REG][VALUE] <= threshold
+            assert_sound(case, state)
+        else:
+            for row in (SEQUENCE, PLACE, BEFORE, AFTER, LEVEL, DURATION, FUSED, END, LAST):
+                assert state[row] == before[row]
+    order = order_of(problem, state[SEQUENCE][: case.nodes], state[FUSED][: case.nodes])
+    found = Found(0, np.asarray(state[SEQUENCE][: case.nodes]), np.asarray(state[FUSED][: case.nodes]))
+    assert judged(problem, found) <= state[REG][VALUE]
+    again, fused = nodes_of(problem, order)
+    assert sorted(itertools.chain(*again)) == list(range(case.nodes))
+    assert fused == state[FUSED][: case.nodes]
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_every_single_swap_that_is_legal_is_offered(data):
+    problem = data.draw(problems(placement=one_chunk(), limits=True, most_microbatches=3))
+    case, state = some_state(problem, data.draw(st.integers(0, 99)))
+    if state is None:
+        return
+    net = case.network
+    for row in rows(case, state):
+        for ahead, node in itertools.pairwise(row):
+            kept = [list(r) for r in state]
+            swapped = bool(moves.try_shift(net, state, node, 1, FAR, case.periodic))
+            for r, old in zip(state, kept, strict=True):
+                r[:] = old
+            assert bool(moves.try_shift(net, state, ahead, -1, FAR, case.periodic)) == swapped
+            for r, old in zip(state, kept, strict=True):
+                r[:] = old
+            if net[TWIN][ahead] == net[TWIN][node]:
+                assert not swapped
+            elif net[RANK][ahead] == net[RANK][node]:
+                changed = [list(r) for r in rows(case, state)]
+                own = changed[net[RANK][node]]
+                at = own.index(node)
+                own[at - 1 : at + 1] = [node, ahead]
+                assert swapped == legal(case, state, changed)
+
+
+def legal(case, state, changed) -> bool:
+    """Whether rows can finish and fit, by brute force."""
+    net, nodes = case.network, case.nodes
+    needs = [set(net[moves.NEED][net[moves.NEED_PTR][n] : net[moves.NEED_PTR][n + 1]]) for n in range(nodes)]
+    at, done, sequence = [0] * len(changed), set(), []
+    while len(sequence) < nodes:
+        ready = [r for r, row in enumerate(changed) if at[r] < len(row) and needs[row[at[r]]] <= done]
+        if not ready:
+            return False
+        node = changed[ready[0]][at[ready[0]]]
+        at[ready[0]] += 1
+        done.add(node)
+        sequence.append(node)
+    fresh = moves.new_state(net, sequence, state[FUSED][:nodes], 0)
+    return moves.load(net, fresh, case.periodic) >= 0
+
+
+@pytest.mark.parametrize("objective", ["period", "makespan"])
+def test_annealing_reports_true_values_and_gets_better(objective):
+    problem = unequal(objective=objective, microbatches=8, memory_limit="0.8x")
+    case = Case(problem, plain())
+    start = next(random_drafts(case, Budget(float("inf"), 500), random.Random(3)))
+    heard = []
+    task = Anneal(
+        sequence=start.sequence,
+        fused=start.fused,
+        first=0.02,
+        ratio=0.1,
+        target_ns=0,
+        length=Length(steps=8000),
+        seed=1,
+    )
+    done = run(task, case, float("inf"), heard.append)
+    assert done.steps == 8000
+    values = [found.value_ns for found in heard]
+    assert values
+    assert values == sorted(set(values), reverse=True)
+    assert values[0] < start.value_ns
+    assert all(judged(problem, found) == found.value_ns for found in heard)
+
+
+def test_compiled_and_plain_kernels_do_the_same():
+    for problem in (instance("random25pct_s0_p4", "0.75x"), unequal(objective="makespan")):
+        told = []
+        for kernels in (plain(), compiled()):
+            case = Case(problem, kernels)
+            heard = []
+            run(
+                Scan(plain=False, length=Length(steps=1000), seed=3, keep=20, target_ns=0),
+                case,
+                float("inf"),
+                heard.append,
+            )
+            task = Anneal(
+                sequence=heard[0].sequence,
+                fused=heard[0].fused,
+                first=0.02,
+                ratio=0.1,
+                target_ns=0,
+                length=Length(steps=3000),
+                seed=1,
+            )
+            run(task, case, float("inf"), heard.append)
+            told.append([(f.value_ns, f.sequence.tolist(), f.fused.tolist()) for f in heard])
+        assert told[0] == told[1]

@@ -1,0 +1,261 @@
+"""Which arm of the portfolio works next: the one that has earned the most for its time, and none never.
+
+An arm is a way of finding better orders. Each has a share of the work: a floor, so that it is heard
+of now and then, and a part that grows with what its tasks have gained lately, as improvement of the
+best value for the work done. The arm that is furthest behind its share goes next. With a work limit
+work is counted in steps, else in seconds, so the choice is as reproducible as the rest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from zbsolve.solver.budget import Budget
+from zbsolve.solver.pool import Entry, Pool
+from zbsolve.solver.smaller import worth_shrinking
+from zbsolve.solver.tasks import Anneal, Bounded, Done, Find, Found, Length, Prove, Relax, Scan, Shrink, Task
+
+__all__ = ["ARMS", "Arm", "Director", "Pending"]
+
+ARMS = {
+    "list scheduler, random rule": 0.05,
+    "annealing": 0.5,
+    "steady stretch of a smaller solution": 0.1,
+    "CP-SAT": 0.05,
+    "relaxations": 0.4,
+}
+"""The arms by name and their shares of the work before anything is known of them."""
+
+_FADING = 0.8
+"""What a task's gain still counts for after the next of its arm."""
+
+_TEMPERATURES = (0.6, 1.1, 0.3, 1.8)
+"""Starting temperatures of annealing, in the order in which they are tried: in mean operations of a rank."""
+
+_STARTS = 24
+"""Short annealing starts before the longer ones."""
+
+_CPSAT_NODES = 700
+"""Beyond this many operations CP-SAT finds nothing on the whole problem."""
+
+_FIRST = 6
+"""Annealing starts before bounds are worked on: what they find tells where the bound has to reach."""
+
+_LOST = 3
+"""Lost tasks after which an arm is left alone."""
+
+
+@dataclass(slots=True)
+class Arm:
+    """One way of finding better orders.
+
+    Parameters
+    ----------
+    name
+        As it is told in methods.
+    floor
+        Its share of the work before anything is known of it.
+    propose
+        Makes its next task; None if it has nothing to do now.
+    """
+
+    name: str
+    floor: float
+    propose: Callable[[], Task | None]
+    work: float = 0.0
+    gain: float = 0.0
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class Pending:
+    """A task under way."""
+
+    arm: Arm
+    task: Task
+    gain: float = 0.0
+
+
+class Director:
+    """Hands out tasks and takes in what they find.
+
+    Parameters
+    ----------
+    pool
+        Where orders come from and go to.
+    budget
+        Of the search.
+    size
+        Tasks at once.
+    seed
+        Of all choices.
+    gap
+        A gap at which the search may stop.
+    without
+        Names of arms to leave out.
+
+    Attributes
+    ----------
+    warm
+        Whether compiled kernels are ready; until then only what needs none is handed out.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        budget: Budget,
+        *,
+        size: int,
+        seed: int,
+        gap: float,
+        without: frozenset[str] = frozenset(),
+    ) -> None:
+        self.pool = pool
+        self.budget = budget
+        self.size = size
+        self.gap = gap
+        self.warm = True
+        self._rng = random.Random(seed)
+        self._runs = 0
+        self._stale = 0
+        self._whole = self._left()
+        self._asked: tuple[int, int] | None = None
+        self._relaxing = False
+        self._anneals = "annealing" not in without
+        self._first: deque[Task] = deque()
+        self._opening = Arm("published schedules", 0.0, lambda: None)
+        propose = (self._scan, self._anneal, self._shrink, self._prove, self._relax)
+        self.arms = [
+            Arm(name, floor, make)
+            for (name, floor), make in zip(ARMS.items(), propose, strict=True)
+            if name not in without
+        ]
+
+    def _left(self) -> float:
+        """Work left for all workers together."""
+        steps = self.budget.steps_left
+        return self.size * self.budget.seconds_left if steps is None else float(steps)
+
+    def _length(self, share: float, most: float = 1.0) -> Length:
+        """A part of the whole work, but at most such a part of what is left for one worker."""
+        work = min(share * self._whole, most * self._left() / self.size)
+        if self.budget.steps is None:
+            return Length(seconds=max(0.05, work))
+        return Length(steps=max(1, int(work)))
+
+    def _target(self) -> int:
+        return int(self.pool.incumbent.bound.value_ns * (1 + self.gap))
+
+    def _seed(self) -> int:
+        return self._rng.getrandbits(31)
+
+    def open_with(self, tasks: Iterable[Task]) -> None:
+        """Hand these out before anything else."""
+        self._first.extend(tasks)
+
+    def next(self) -> Pending | None:
+        """The next task; None if there is nothing to do."""
+        if self._first:
+            return Pending(self._opening, self._first.popleft())
+        total = sum(arm.work for arm in self.arms) + 1e-9
+        gains = {id(arm): arm.gain / (arm.work + 1e-9) for arm in self.arms}
+        top = max(gains.values()) or 1.0
+        weight = {id(arm): arm.floor * (1 + 3 * gains[id(arm)] / top) for arm in self.arms}
+        every = sum(weight.values())
+        for arm in sorted(self.arms, key=lambda a: a.work / total - weight[id(a)] / every):
+            if arm.lost >= _LOST:
+                continue
+            task = arm.propose()
+            if task is not None:
+                length: Length = getattr(task, "length", Length())
+                arm.work += (length.seconds if length.steps is None else length.steps) or 0.0
+                return Pending(arm, task)
+        return None
+
+    def absorb(self, pending: Pending, find: Find) -> None:
+        """Take in what a task has found."""
+        incumbent = self.pool.incumbent
+        if isinstance(find, Found):
+            before = incumbent.value_ns
+            incumbent.arm = pending.arm.name
+            self.pool.add(find.value_ns, find.sequence, find.fused, find.method or pending.arm.name)
+            if incumbent.value_ns < before:
+                pending.gain += before / incumbent.value_ns - 1
+        elif isinstance(find, Bounded):
+            before = incumbent.bound.value_ns
+            incumbent.arm = pending.arm.name
+            incumbent.prove(find.bound)
+            if before:
+                pending.gain += max(0.0, incumbent.bound.value_ns / before - 1)
+        elif isinstance(find, Done):
+            if isinstance(pending.task, Relax):
+                self._relaxing = False
+            self.budget.spend(find.steps)
+            pending.arm.lost += find.lost
+            pending.arm.gain = _FADING * pending.arm.gain + pending.gain
+            if isinstance(pending.task, Anneal):
+                self._stale = 0 if pending.gain else self._stale + 1
+
+    def _scan(self) -> Scan | None:
+        return Scan(plain=False, length=self._length(0.03, 0.2), seed=self._seed(), keep=100, target_ns=self._target())
+
+    def _anneal(self) -> Anneal | None:
+        if not self.warm:
+            return None
+        entries = self.pool.entries
+        run, self._runs = self._runs, self._runs + 1
+        if run < _STARTS:
+            entry = entries[int(len(entries) * (run / _STARTS) ** 2)]
+            length = self._length(0.01, 0.3)
+        else:
+            entry = self._good(entries)
+            length = self._length(0.03 * 1.3 ** min(8, self._stale / self.size), 0.7)
+        return Anneal(
+            sequence=entry.sequence,
+            fused=entry.fused,
+            first=_TEMPERATURES[run % len(_TEMPERATURES)] * self.pool.case.problem.placement.ranks / len(entry.fused),
+            ratio=1 / 30,
+            target_ns=self._target(),
+            length=length,
+            seed=self._seed(),
+        )
+
+    def _shrink(self) -> Shrink | None:
+        if not (self.warm and worth_shrinking(self.pool.case.problem)):
+            return None
+        return Shrink(length=self._length(0.04, 0.4), seed=self._seed())
+
+    def _prove(self) -> Prove | None:
+        """CP-SAT on the best order, once for each."""
+        entry = self.pool.entries[0]
+        key = (entry.value_ns, self.pool.incumbent.bound.value_ns)
+        if (self._runs < _STARTS and self._anneals) or key == self._asked or len(entry.sequence) > _CPSAT_NODES:
+            return None
+        self._asked = key
+        return Prove(
+            sequence=entry.sequence,
+            fused=entry.fused,
+            value_ns=entry.value_ns,
+            bound_ns=key[1],
+            length=self._length(0.05, 0.5),
+            seed=self._seed(),
+        )
+
+    def _relax(self) -> Relax | None:
+        """The bound, one task at a time: with several workers it keeps one of them until the end."""
+        if (self._runs < _FIRST and self._anneals) or self._relaxing:
+            return None
+        self._relaxing = True
+        return Relax(
+            value_ns=self.pool.incumbent.value_ns,
+            bound=self.pool.incumbent.bound,
+            length=self._length(1.0, 1.0 if self.size > 1 else 0.4),
+            seed=self._seed(),
+        )
+
+    def _good(self, entries: list[Entry]) -> Entry:
+        """One of the best few."""
+        return entries[min(len(entries) - 1, int(4 * self._rng.random() ** 2))]

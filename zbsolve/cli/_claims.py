@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from zbsolve.cli._figures import gap_of
-from zbsolve.errors import Infeasible, InvalidInput
+from zbsolve.errors import InvalidInput
 from zbsolve.timetable import Violation
 from zbsolve.units import counted
 
@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from zbsolve.files import SolverRecord
     from zbsolve.timetable import Timetable
 
-__all__ = ["ANALYTIC_BOUNDS", "broken_claims", "false_bounds"]
-
-ANALYTIC_BOUNDS = frozenset({"load", "chain", "head-tail", "two-phase", "memory-time", "relay", "counting"})
-"""The bounds that `zbsolve.bounds` computes without a search, by name."""
+__all__ = ["broken_claims"]
 
 TOLERANCE = 1e-9
 """Relative error of a ratio that was written as a decimal number."""
@@ -29,26 +26,6 @@ def broken_claims(given: Timetable, record: SolverRecord | None) -> tuple[Violat
         return ()
     wrong = [*_of_another_problem(given, record), *_about_the_bound(record), *_about_the_order(given, record)]
     return tuple(Violation("claim", message) for message in wrong)
-
-
-def false_bounds(timetable: Timetable, record: SolverRecord | None) -> tuple[Violation, ...]:
-    """Compute the bound that the record names, and say so if it proves less than is claimed.
-
-    Nothing is said of a record of another problem, and of a bound that needs a search.
-    """
-    from zbsolve.bounds import lower_bounds
-
-    if record is None or record.bound not in ANALYTIC_BOUNDS or record.digest != timetable.problem.digest:
-        return ()
-    try:
-        given = {bound.name: bound.value_ns for bound in lower_bounds(timetable.problem)}
-    except Infeasible:  # no timetable can be sound then, and the judge says why
-        return ()
-    name, claimed = record.bound, record.lower_bound_ns
-    if name in given and claimed <= given[name]:
-        return ()
-    truth = f"it gives {given[name]} ns" if name in given else "it proves nothing for this problem"
-    return (Violation("claim", f"the file claims that {name!r} proves {claimed} ns, but {truth}"),)
 
 
 def _of_another_problem(given: Timetable, record: SolverRecord) -> list[str]:

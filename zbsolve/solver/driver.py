@@ -160,8 +160,8 @@ def _search(
             fuser.best(count, budget.part(0.1))
 
     steps: tuple[Callable[[], None], ...] = (
-        lambda: add_plain(pool, node_sets, budget.part(0.5)),
         lambda: add_baselines(pool, budget.part(0.5)),
+        lambda: add_plain(pool, node_sets, budget.part(0.5)),
         lambda: add_random(pool, node_sets, budget.part(_PORTFOLIO, most_steps=_MOST_RANDOM), rng),
         lambda: fuse_best(100),
         lambda: _stretch(pool, budget, seed, workers),

@@ -9,6 +9,7 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
 from zbsolve.solver.incumbent import Incumbent
 from zbsolve.solver.kernels import Arrays, makespan, period, rows_of, sequence_of
+from zbsolve.solver.twins import in_turn
 from zbsolve.timetable import Order
 
 __all__ = ["Entry", "Pool", "fits"]
@@ -116,4 +117,4 @@ class Pool:
         sequence = sequence_of(arrays, [row.tolist() for row in graph.encode(order)])
         if sequence is None or not fits(arrays, sequence):
             return None
-        return self.add(arrays, sequence, method)
+        return self.add(arrays, in_turn(arrays.twin, graph.microbatch.tolist(), sequence), method)

@@ -11,6 +11,7 @@ from zbsolve.catalog.zero_bubble import greedy_orders
 from zbsolve.errors import ScheduleConditionError
 from zbsolve.opgraph import KINDS
 from zbsolve.ops import Kind
+from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.list_scheduler import NEVER, Rule, list_schedule
 from zbsolve.solver.node_sets import NodeSet, NodeSets
@@ -26,9 +27,6 @@ _LATE = 1e17
 
 _RULES_A_SET = 4
 """Random rules tried on one choice of fused and split, which takes a few schedules' time to build."""
-
-_GREEDY_NODES = 60_000
-"""Beyond this many operations the published greedy takes longer than what it could give is worth."""
 
 
 def plain_rules(pattern: Pattern) -> Iterator[Rule]:
@@ -47,7 +45,7 @@ def plain_rules(pattern: Pattern) -> Iterator[Rule]:
 def random_rule(pattern: Pattern, rng: random.Random) -> Rule:
     """One rule of chance."""
     stages = max(pattern.stage) + 1
-    unit = sum(pattern.duration) / len(pattern.duration)
+    unit = max(1.0, sum(pattern.duration) / len(pattern.duration))
     weight = rng.choice((0.0, rng.uniform(0, 0.5), rng.uniform(0.3, 2.5), rng.uniform(0.3, 2.5), _LATE / unit))
     forward = rng.choice((0.0, 0.0, rng.uniform(-0.5, 1.5), rng.uniform(0, 0.2)))
     jitter = rng.choice((0.0, 0.0, 0.1, 0.4))
@@ -142,26 +140,20 @@ def _random_set(node_sets: NodeSets, rng: random.Random) -> NodeSet:
 
 
 def add_baselines(pool: Pool, budget: Budget) -> None:
-    """Add every published schedule that fits, so that the answer is never worse than one of them."""
-    for method, order in _published(pool, budget):
+    """Add every published schedule that fits, however short the time: the answer is never worse than one of them."""
+    for method, order in _published(pool.problem):
         budget.spend(1)
         pool.add_order(order, method)
-        if pool.incumbent.done or (budget.over and pool.incumbent.order is not None):
+        if pool.incumbent.done:
             return
 
 
-def _published(pool: Pool, budget: Budget) -> Iterator[tuple[str, Order]]:
-    problem = pool.problem
-    small = 3 * problem.placement.stages * problem.microbatches <= _GREEDY_NODES
-    if small:
-        with contextlib.suppress(ScheduleConditionError):
-            yield from greedy_orders(problem)
+def _published(problem: Problem) -> Iterator[tuple[str, Order]]:
     for schedule in schedules():
-        # these are the greedy's best at the problem's own limit, which the runs above have given
-        greedy = schedule.name in ("zb-1p", "zb-2p")
-        if greedy and (not small or None not in problem.limit_bytes):
+        # these are the greedy's best at the problem's own limit, which its runs give below
+        if schedule.name in ("zb-1p", "zb-2p") and None not in problem.limit_bytes:
             continue
-        try:
+        with contextlib.suppress(ScheduleConditionError):
             yield schedule.name, baseline(schedule.name, problem)
-        except ScheduleConditionError:
-            continue
+    with contextlib.suppress(ScheduleConditionError):
+        yield from greedy_orders(problem)

@@ -1,0 +1,285 @@
+"""Lower bounds from relaxations that CP-SAT solves: rank subsets, rounded times, windows of microbatches.
+
+Each is a relaxation of the problem with the choices of what to leave out in its name, so that anyone
+can put the question again (`zbsolve.solver.certificate`):
+
+- ``rank-subset[0,1,7]``: these ranks (or all) exactly, of the others only the order of F's and of gradients;
+- ``quantised[u=473000]``: all ranks, times rounded down to multiples of 473000 ns;
+- ``windows[9+10+5,at=0]``: value >= P(9) + P(10) + S(5), counted on rank 0, see `zbsolve.solver.windows`;
+
+and ``u=...`` in any of them where times are rounded. They apply to one stage a rank on one route, for period
+and makespan; the proofs are in `zbsolve.solver.line`, `line_model` and `windows`.
+
+What pays where: all ranks where the question is small enough to be refuted; windows where memory is tight and
+there are more microbatches; smaller subsets where one rank decides with the help of a few others. Where memory is
+plentiful the formulas are as good.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from zbsolve.bounds.costs import read_costs, refuse_infeasible
+from zbsolve.problem import Problem
+from zbsolve.solution import Bound
+from zbsolve.solver.line import Line, exact_unit, good_unit, read_line, reads
+from zbsolve.solver.line_model import Limits, Question, refute
+from zbsolve.solver.windows import Windows, climb
+
+__all__ = ["KINDS", "Relaxation", "improve_bound", "parse_name"]
+
+KINDS = frozenset({"rank-subset", "quantised", "windows"})
+
+_MOST_OPERATIONS = 6_000
+"""Models beyond this are not over with their preparations in time."""
+
+_FIRST_STEP = 4
+"""What part of the gap it is first tried to close."""
+
+_FIRST_PATIENCE = 1.0
+"""Deterministic time for one question about a subset in the first round."""
+
+_NAME = re.compile(
+    r"(?P<kind>rank-subset|quantised|windows)\["
+    r"(?P<numbers>\d{1,9}(?:[,+]\d{1,9})*)?(?:,?at=(?P<at>\d{1,9}))?(?:,?u=(?P<unit>\d{1,18}))?\]",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxation:
+    """What a bound leaves out; its name says it all.
+
+    Parameters
+    ----------
+    kind
+        ``"rank-subset"``, ``"quantised"`` or ``"windows"``.
+    numbers
+        Ranks of a subset; sizes of the windows, the suffix last.
+    at
+        The rank on which windows are counted; None for the other kinds.
+    unit_ns
+        The unit that times are rounded down to; None for the greatest that rounds nothing.
+    """
+
+    kind: str
+    numbers: tuple[int, ...] = ()
+    at: int | None = None
+    unit_ns: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As it stands in files."""
+        parts = [("+" if self.kind == "windows" else ",").join(map(str, self.numbers))] if self.numbers else []
+        parts += [] if self.at is None else [f"at={self.at}"]
+        parts += [] if self.unit_ns is None else [f"u={self.unit_ns}"]
+        return f"{self.kind}[{','.join(parts)}]"
+
+
+def parse_name(name: str) -> Relaxation | None:
+    """The relaxation that a bound's name describes; None if it is no such name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    at, unit = match["at"], match["unit"]
+    found = Relaxation(
+        kind=match["kind"],
+        numbers=tuple(int(n) for n in re.split("[,+]", match["numbers"] or "") if n),
+        at=None if at is None else int(at),
+        unit_ns=None if unit is None else int(unit),
+    )
+    needs = {"quantised": (False, False), "rank-subset": (True, False), "windows": (True, True)}
+    has = (bool(found.numbers), at is not None)
+    if found.name != name or has != needs[found.kind] or found.unit_ns == 0:
+        return None
+    return None if found.kind == "quantised" and unit is None else found
+
+
+def improve_bound(
+    problem: Problem,
+    *,
+    incumbent_ns: int,
+    best: Bound,
+    work_limit: float | None = None,
+    time_limit_s: float,
+    workers: int = 1,
+    seed: int = 0,
+    on_bound: Callable[[Bound], None] = lambda bound: None,
+) -> Bound:
+    """Improve a proven bound by relaxations until it meets the incumbent, nothing is left to try, or time is up.
+
+    Parameters
+    ----------
+    problem
+        What is asked. Where a rank holds several stages, `best` is returned as it is.
+    incumbent_ns
+        The value of a timetable of the problem.
+    best
+        The best bound known.
+    work_limit
+        In CP-SAT's deterministic time; with it the same seed and workers give the same bound on any
+        machine, provided that the time limit is not reached. None for no limit.
+    time_limit_s
+        Wall time in seconds.
+    workers
+        With 2 or more, and no work limit, windows and rank subsets are worked on at the same time, a thread each.
+    seed
+        Of CP-SAT's random choices.
+    on_bound
+        Told of each better bound.
+
+    Returns
+    -------
+    The best bound, at most `incumbent_ns` unless `best` is above it.
+
+    Raises
+    ------
+    Infeasible
+        If no timetable fits the memory limit.
+    """
+    refuse_infeasible(read_costs(problem))
+    if not reads(problem):
+        return best
+    most_ns = min(incumbent_ns, read_line(problem, 1).serial)  # where no good timetable is known yet
+    run = _Run(best, most_ns, time.perf_counter() + time_limit_s, work_limit, seed, on_bound)
+    if run.over:
+        return best
+    arms = [_windows(problem, run), _subsets(problem, run)]
+    if workers > 1 and work_limit is None:
+        with ThreadPoolExecutor(len(arms)) as pool:  # CP-SAT runs outside the interpreter's lock
+            for done in [pool.submit(_exhaust, arm, run) for arm in arms]:
+                done.result()
+        return run.best
+    spent = [0.0] * len(arms)
+    while arms and not run.over:
+        turn = min(range(len(arms)), key=lambda i: spent[i])
+        try:
+            spent[turn] += next(arms[turn])
+        except StopIteration:
+            del arms[turn], spent[turn]
+    return run.best
+
+
+def _exhaust(arm: Iterator[float], run: _Run) -> None:
+    for _ in arm:
+        if run.over:
+            return
+
+
+@dataclass(eq=False)
+class _Run:
+    """The best bound so far and what is left to spend."""
+
+    best: Bound
+    incumbent_ns: int
+    deadline: float
+    work_limit: float | None
+    seed: int
+    on_bound: Callable[[Bound], None]
+    work: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def over(self) -> bool:
+        left = self.work_limit is None or self.work < self.work_limit
+        return self.best.value_ns >= self.incumbent_ns or not left or time.perf_counter() >= self.deadline
+
+    def limits(self, patience: float) -> Limits:
+        """For one question."""
+        if self.work_limit is not None:
+            patience = min(patience, self.work_limit - self.work)
+        return Limits(seconds=self.deadline - time.perf_counter(), deterministic=patience, seed=self.seed)
+
+    def offer(self, value_ns: int, name: str) -> bool:
+        """Keep a bound if it is better; whether it was."""
+        value_ns = min(value_ns, self.incumbent_ns)
+        with self.lock:
+            if value_ns <= self.best.value_ns:
+                return False
+            self.best = Bound(value_ns, name)
+            self.on_bound(self.best)
+        return True
+
+
+def _windows(problem: Problem, run: _Run) -> Iterator[float]:
+    """Windows of growing size, in rounds of growing patience; yields the work of each question."""
+    unit, given = exact_unit(problem), None
+    line = read_line(problem, unit)
+    if not line.handy:
+        unit = given = good_unit(problem, run.incumbent_ns)
+        line = read_line(problem, unit)
+    ranks, mark, place = len(line.ranks), _slowest(line), problem.placement.routes[0]
+    longest = min(line.microbatches, _MOST_OPERATIONS // (3 * ranks))
+    if line.ranks[mark].in_flight >= longest:
+        return
+    windows = Windows(line, run.incumbent_ns // unit, tuple(range(ranks)), mark)
+    for work in climb(windows, longest=longest, limits=run.limits):
+        run.work += work
+        least, sizes = windows.best()
+        run.offer(least * unit, Relaxation(kind="windows", numbers=sizes, at=place[mark], unit_ns=given).name)
+        yield work
+
+
+def _slowest(line: Line) -> int:
+    """The rank on which K microbatches take longest to go round, for one of them."""
+
+    def pace(s: int) -> float:
+        rank = line.ranks[s]
+        waits = (rank.room - rank.in_flight * rank.held) < rank.keep
+        return (line.turn(s) + rank.gradient + (rank.weight if waits else 0)) / rank.in_flight
+
+    return max(range(len(line.ranks)), key=lambda s: (pace(s), -s))
+
+
+def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
+    """All ranks, then smaller subsets, in exact and in rounded times, in rounds of growing patience.
+
+    Yields the work of each question.
+    """
+    exact, rounded = exact_unit(problem), good_unit(problem, run.incumbent_ns)
+    place, lines = problem.placement.routes[0], {unit: read_line(problem, unit) for unit in (exact, rounded)}
+    lines = {unit: line for unit, line in lines.items() if line.handy}
+    order = _promising(read_line(problem, 1))
+    sizes = (*(size for size in (2, 4, 8, 16, 32) if size < len(order)), len(order))
+    fitting = [size for size in sizes if 3 * size * problem.microbatches <= _MOST_OPERATIONS]
+    open_ = [(size, unit) for unit in lines for size in reversed(fitting)]
+    steps: dict[tuple[int, int], int] = {}
+    patience = _FIRST_PATIENCE
+    while open_:
+        waiting = list(open_)
+        while waiting:
+            task = size, unit = waiting[0]
+            question = Question(
+                kind="whole",
+                microbatches=problem.microbatches,
+                kept=order[:size],
+                least=run.best.value_ns // unit,
+                most=(run.incumbent_ns - 1) // unit,
+            )
+            step = steps.get(task, 1 + (question.most - question.least) // _FIRST_STEP)
+            answer, steps[task] = refute(lines[unit], question, run.limits(patience), step)
+            run.work += answer.work
+            given = None if unit == exact else unit
+            whole = size == len(order) and given is not None
+            ranks = () if whole else tuple(sorted(place[s] for s in order[:size]))
+            named = Relaxation(kind="quantised" if whole else "rank-subset", numbers=ranks, unit_ns=given)
+            paid = run.offer(answer.least * unit, named.name)
+            if answer.final:
+                open_.remove(task)
+            if answer.final or not paid:
+                del waiting[0]  # what pays goes on
+            yield answer.work
+        patience *= 4
+
+
+def _promising(line: Line) -> tuple[int, ...]:
+    """Ranks in the order in which they join a subset: the most work, the tightest memory, then by memory again."""
+    work = [r.forward + r.gradient + r.weight for r in line.ranks]
+    tight = sorted(range(len(work)), key=lambda s: (-line.turn(s) / line.ranks[s].in_flight, s))
+    first = max(range(len(work)), key=lambda s: (work[s], -s))
+    return tuple(dict.fromkeys((first, *tight)))

@@ -54,8 +54,9 @@ def describe(progress: Progress) -> str:
     """One line: incumbent, bound, gap, and who found them."""
     value = "nothing yet" if progress.value_ns is None else format_ns(progress.value_ns)
     gap = "" if progress.value_ns is None or progress.gap is None else f", gap {progress.gap:.2%}"
+    arm = "" if progress.arm in ("", progress.method) else f"; {progress.arm}"
     return inert(
-        f"best {value} ({progress.method}), bound {format_ns(progress.lower_bound_ns)} ({progress.bound}){gap}"
+        f"best {value} ({progress.method}), bound {format_ns(progress.lower_bound_ns)} ({progress.bound}){gap}{arm}"
     )
 
 

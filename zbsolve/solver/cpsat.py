@@ -26,7 +26,7 @@ from zbsolve.solver.kernels import Arrays, period, sweep
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-__all__ = ["Limits", "Outcome", "improve"]
+__all__ = ["UNLIMITED", "Limits", "Outcome", "improve", "rounded", "unit_of"]
 
 _FORWARD, _BACKWARD_INPUT, _BACKWARD_WEIGHT, _BACKWARD = (
     KINDS.index(k) for k in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD)
@@ -114,14 +114,14 @@ def improve(
     """
     from ortools.sat.python import cp_model
 
-    unit, exact = _unit(arrays, value_ns)
-    rounded = _rounded(arrays, unit)
-    model, starts, _value = _model(rounded, sequence, objective, bound_ns // unit)
+    unit, exact = unit_of(arrays, value_ns)
+    coarse = rounded(arrays, unit)
+    model, starts, _value = _model(coarse, sequence, objective, bound_ns // unit)
 
     class Listener(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
             begin = [self.value(v) for v in starts]
-            on_sequence(_sequence(rounded, sequence, begin))
+            on_sequence(_sequence(coarse, sequence, begin))
 
     best = bound_ns
 
@@ -145,7 +145,7 @@ def improve(
     return Outcome(best, float(solver.response_proto.deterministic_time), exact)
 
 
-def _unit(arrays: Arrays, value_ns: int) -> tuple[int, bool]:
+def unit_of(arrays: Arrays, value_ns: int) -> tuple[int, bool]:
     """The unit of time in ns, and whether all times are multiples of it."""
     common = math.gcd(*arrays.duration, *(lag for waits in arrays.waits for _, lag in waits))
     if common and value_ns <= common * _FINEST:
@@ -153,7 +153,7 @@ def _unit(arrays: Arrays, value_ns: int) -> tuple[int, bool]:
     return max(1, value_ns // _ROUNDED), value_ns < _ROUNDED
 
 
-def _rounded(arrays: Arrays, unit: int) -> Arrays:
+def rounded(arrays: Arrays, unit: int) -> Arrays:
     """The same graph with times in units, rounded down."""
     duration = [d // unit for d in arrays.duration]
     work = [0] * arrays.ranks

@@ -16,7 +16,7 @@ from zbsolve.problem import Problem
 from zbsolve.solution import Bound
 from zbsolve.solver.line import exact_unit, read_line, reads
 from zbsolve.solver.line_model import Limits, Question, ask
-from zbsolve.solver.relaxation import Relaxation, parse_name
+from zbsolve.solver.relaxation import KINDS, Relaxation, parse_name
 from zbsolve.solver.windows import Windows, climb
 
 __all__ = ["Verdict", "verify_bound"]
@@ -73,7 +73,8 @@ def verify_bound(
     A formula is computed again; if it gives less than the value, the bound is wrong. Of a relaxation it is asked
     whether it has a timetable with a value of at most ``value_ns - 1``: if none exists the bound is verified,
     if one is found it is wrong (the bound may be true, but this does not prove it). Windows are solved again, each
-    from the shorter ones; the bound is verified once their sum reaches the value, and wrong if it cannot.
+    from the shorter ones; the bound is verified once their sum reaches the value, and wrong if it cannot. For a name
+    that says nothing of what proves it, formulas and the line with all its ranks are tried.
 
     Raises
     ------
@@ -92,13 +93,29 @@ def verify_bound(
         return _formula(problem, name, value_ns)
     relaxation = parse_name(name)
     if relaxation is None:
-        return Verdict("wrong", f"no bound is called {name!r}")
+        return _anyhow(problem, name, value_ns, limits)
     if not reads(problem):
         return Verdict("wrong", f"{name} is for one stage a rank; here a rank holds several")
     lower_bounds(problem)  # refuses a limit that nothing fits
     if relaxation.kind == "windows":
         return _windows(problem, relaxation, value_ns, limits, lambda: time.perf_counter() >= deadline)
     return _whole(problem, relaxation, value_ns, limits)
+
+
+def _anyhow(problem: Problem, name: str, value_ns: int, limits: Callable[[float | None], Limits]) -> Verdict:
+    """A name that says nothing: whether formulas, or the line with all its ranks, prove the value."""
+    if name.partition("[")[0] in KINDS:
+        return Verdict("wrong", f"{name[:80]!r} is no name of a relaxation that could be solved")
+    unknown = f"{name[:80]!r} does not say what proves it"
+    best = lower_bounds(problem)[0]
+    if best.value_ns >= value_ns:
+        return Verdict("verified", f"{unknown}, but {best.name} gives {best.value_ns} ns")
+    if reads(problem):
+        everything = Relaxation(kind="rank-subset", numbers=tuple(sorted(problem.placement.routes[0])))
+        verdict = _whole(problem, everything, value_ns, limits)
+        if verdict.ok:
+            return Verdict("verified", f"{unknown}, but {verdict.message}")
+    return Verdict("not verified in time", f"{unknown}, and nothing else reached {value_ns} ns")
 
 
 def _formula(problem: Problem, name: str, value_ns: int) -> Verdict:
@@ -116,19 +133,26 @@ def _whole(
     if len(set(numbers)) != len(numbers) or not set(numbers) <= set(route):
         return Verdict("wrong", f"{relaxation.name} names ranks that the problem does not have, or one twice")
     unit = relaxation.unit_ns or exact_unit(problem)
+    line = read_line(problem, unit)
+    if not line.handy:
+        return _too_fine(relaxation)
     question = Question(
         kind="whole",
         microbatches=problem.microbatches,
         kept=frozenset(route.index(r) for r in numbers),
-        most=(value_ns - 1) // unit,
+        most=min((value_ns - 1) // unit, line.serial),
         only_exists=True,
     )
-    answer = ask(read_line(problem, unit), question, limits(None))
+    answer = ask(line, question, limits(None))
     if answer.found:
         return Verdict("wrong", f"{relaxation.name} has a timetable of less than {value_ns} ns")
     if answer.least > question.most:
         return Verdict("verified", f"{relaxation.name} has no timetable of less than {value_ns} ns")
     return Verdict("not verified in time", f"{relaxation.name} was neither proved nor refuted in time")
+
+
+def _too_fine(relaxation: Relaxation) -> Verdict:
+    return Verdict("not verified in time", f"the times of {relaxation.name} have too many digits to be solved")
 
 
 def _windows(
@@ -146,7 +170,11 @@ def _windows(
         return Verdict("wrong", f"{relaxation.name} counts on a rank that the problem does not have")
     unit = relaxation.unit_ns or exact_unit(problem)
     line = read_line(problem, unit)
-    windows = Windows(line, -(-value_ns // unit), tuple(range(len(line.ranks))), route.index(relaxation.at))
+    if not line.handy:
+        return _too_fine(relaxation)
+    windows = Windows(
+        line, min(-(-value_ns // unit), line.serial), tuple(range(len(line.ranks))), route.index(relaxation.at)
+    )
     for _ in climb(windows, longest=max(sizes), limits=limits):
         if windows.total(sizes) * unit >= value_ns:
             return Verdict("verified", f"{relaxation.name}, solved again, gives at least {value_ns} ns")

@@ -26,6 +26,8 @@ from zbsolve.problem import Problem
 
 __all__ = ["Line", "LineRank", "exact_unit", "good_unit", "read_line", "reads"]
 
+_LARGEST = 2**45
+
 FINEST = 30_000
 """The most units of the value if nothing is rounded; more digits sink CP-SAT."""
 
@@ -100,6 +102,17 @@ class Line:
         """L: least time from the start of F to the start of the backward of rank a."""
         last = len(self.ranks) - 1
         return self.down(a, last) + self.ranks[last].forward + self.up(last, a)
+
+    @property
+    def serial(self) -> int:
+        """What one microbatch after the other takes: no more is needed by any line that fits its memory."""
+        weight = max(r.weight for r in self.ranks)
+        return self.microbatches * (self.turn(0) + self.ranks[0].gradient + weight)
+
+    @property
+    def handy(self) -> bool:
+        """Whether sums of its times are far from what CP-SAT cannot hold."""
+        return self.serial < _LARGEST
 
 
 def reads(problem: Problem) -> bool:

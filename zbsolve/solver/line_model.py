@@ -11,8 +11,8 @@ Of a rank that is kept it has besides
 
 - W after B, W's one after the other;
 - no two operations at once;
-- memory, as bytes held from the start of F to the end of B and to the end of W, and what follows from it
-  for W: with n = floor(room / bytes held until the end of W), F(j + n) starts after the end of W(j).
+- memory: where it never grows but at the start of an F, which W must be over before which F; else as
+  bytes held over time.
 
 Every timetable of the line keeps all of this, whatever is left out.
 """
@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from zbsolve.solver.line import Line, LineRank
@@ -30,7 +31,7 @@ from zbsolve.solver.line import Line, LineRank
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-__all__ = ["Answer", "Limits", "Question", "ask"]
+__all__ = ["Answer", "Built", "Limits", "Question", "Starts", "ask", "build", "refute"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +102,52 @@ class Answer:
         Whether an assignment within the limits was found.
     work
         Deterministic time spent.
+    value
+        What was found.
     """
 
     least: int
     final: bool
     found: bool
     work: float
+    value: int = 0
+
+
+def refute(line: Line, question: Question, limits: Limits, step: int) -> tuple[Answer, int]:
+    """Raise the least answer by asking in steps whether there is any a little above what is proven.
+
+    A tight upper limit fixes much before the search begins, so "none up to here" is shown far sooner than
+    a bound of the same height for answers of any size.
+
+    Parameters
+    ----------
+    step
+        How far above the least to ask first; doubled whenever that is refuted.
+
+    Returns
+    -------
+    What is proven, as `ask` says it, and the step to go on with another time.
+    """
+    end = time.perf_counter() + limits.seconds
+    least, cap, work = question.least, question.most + 1, 0.0
+    while least < cap:
+        left = None if limits.deterministic is None else limits.deterministic - work
+        most = min(cap - 1, least + max(1, step) - 1)
+        answer = ask(
+            line,
+            replace(question, least=0, most=most, only_exists=True),
+            replace(limits, seconds=end - time.perf_counter(), deterministic=left),
+        )
+        work += answer.work
+        if answer.found:
+            cap, step = answer.value, max(1, (answer.value - least) // 2)
+        elif answer.final:
+            least, step = most + 1, 2 * step
+        else:
+            return Answer(least=least, final=False, found=False, work=work), max(1, step // 2)
+        if time.perf_counter() >= end or (limits.deterministic is not None and work >= limits.deterministic):
+            break
+    return Answer(least=least, final=least >= cap, found=cap <= question.most, work=work), step
 
 
 def ask(line: Line, question: Question, limits: Limits) -> Answer:
@@ -115,7 +156,7 @@ def ask(line: Line, question: Question, limits: Limits) -> Answer:
 
     if question.least > question.most:
         return Answer(least=question.least, final=True, found=False, work=0.0)
-    model = _build(line, question)
+    built = build(line, question)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.01, limits.seconds)
     solver.parameters.num_workers = 1  # more search for good answers, which are not wanted here
@@ -124,7 +165,7 @@ def ask(line: Line, question: Question, limits: Limits) -> Answer:
     solver.parameters.use_objective_lb_search = True
     if limits.deterministic is not None:
         solver.parameters.max_deterministic_time = max(0.001, limits.deterministic)
-    status = solver.solve(model)
+    status = solver.solve(built.model)
     work = float(solver.response_proto.deterministic_time)
     if status == cp_model.INFEASIBLE:
         return Answer(least=question.most + 1, final=True, found=False, work=work)
@@ -135,11 +176,34 @@ def ask(line: Line, question: Question, limits: Limits) -> Answer:
         final=status == cp_model.OPTIMAL and not question.only_exists,
         found=status in (cp_model.OPTIMAL, cp_model.FEASIBLE),
         work=work,
+        value=int(solver.value(built.answer)) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else 0,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Rank:
+class Built:
+    """A model and its variables.
+
+    Parameters
+    ----------
+    model
+        The model.
+    ranks
+        The starts on each rank of the line.
+    answer
+        What is minimised.
+    begin
+        When the first F of the marked rank starts.
+    """
+
+    model: cp_model.CpModel
+    ranks: list[Starts]
+    answer: cp_model.IntVar
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
     """Starts of one rank; `weights` only if it is kept.
 
     There may be more F's than gradients: then the last ones count as in flight to the end.
@@ -151,13 +215,16 @@ class _Rank:
     weights: list[cp_model.IntVar]
 
     def gradient_end(self, j: int) -> Any:
+        """End of gradient number j."""
         return self.gradients[j] + self.cost.gradient
 
     def weight_end(self, j: int) -> Any:
+        """End of W number j."""
         return self.weights[j] + self.cost.weight
 
 
-def _build(line: Line, question: Question) -> cp_model.CpModel:
+def build(line: Line, question: Question) -> Built:
+    """The model of a question."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -180,7 +247,7 @@ def _build(line: Line, question: Question) -> cp_model.CpModel:
         _spans(model, line, ranks, question, begin, answer)
     if not question.only_exists:
         model.minimize(answer)
-    return model
+    return Built(model, ranks, answer, begin)
 
 
 def _needed(line: Line, question: Question) -> tuple[list[int], list[int]]:
@@ -197,18 +264,22 @@ def _needed(line: Line, question: Question) -> tuple[list[int], list[int]]:
     return [count + 1 if s <= question.mark else gradients[s] for s in ranks], gradients
 
 
-def _rank(model: cp_model.CpModel, cost: LineRank, forwards: int, gradients: int, horizon: int, *, kept: bool) -> _Rank:
+def _rank(
+    model: cp_model.CpModel, cost: LineRank, forwards: int, gradients: int, horizon: int, *, kept: bool
+) -> Starts:
     """Variables of one rank, and what holds of every rank by itself.
 
-    F's and gradients of all ranks lie before the horizon. W's may come later on other ranks, but no
-    later than one after the other from there on.
+    F's and gradients of all ranks start before the horizon. W's may come later, but no later than one after the
+    other once the last of those is over.
     """
 
     def starts(count: int, latest: int) -> list[cp_model.IntVar]:
         return [model.new_int_var(0, latest, "") for _ in range(count)]
 
-    latest = horizon + gradients * cost.weight
-    rank = _Rank(cost, starts(forwards, horizon), starts(gradients, horizon), starts(gradients, latest) if kept else [])
+    latest = horizon + max(cost.forward, cost.gradient) + gradients * cost.weight
+    rank = Starts(
+        cost, starts(forwards, horizon), starts(gradients, horizon), starts(gradients, latest) if kept else []
+    )
     for before, after in itertools.pairwise(rank.forwards):
         model.add(after >= before + cost.forward)
     for before, after in itertools.pairwise(rank.gradients):
@@ -218,7 +289,7 @@ def _rank(model: cp_model.CpModel, cost: LineRank, forwards: int, gradients: int
     return rank
 
 
-def _chains(model: cp_model.CpModel, ranks: list[_Rank]) -> None:
+def _chains(model: cp_model.CpModel, ranks: list[Starts]) -> None:
     """Down to the last rank, and back."""
     for here, after in itertools.pairwise(ranks):
         for j in range(len(here.gradients)):
@@ -229,7 +300,7 @@ def _chains(model: cp_model.CpModel, ranks: list[_Rank]) -> None:
         model.add(gradient >= forward + last.cost.forward)
 
 
-def _keep(model: cp_model.CpModel, rank: _Rank, horizon: int) -> None:
+def _keep(model: cp_model.CpModel, rank: Starts, horizon: int) -> None:
     """What holds of a rank that is kept exactly."""
     cost = rank.cost
     for j, weight in enumerate(rank.weights):
@@ -256,12 +327,13 @@ def _keep(model: cp_model.CpModel, rank: _Rank, horizon: int) -> None:
         _limit_always(model, rank, horizon)
 
 
-def _limit_at_forwards(model: cp_model.CpModel, rank: _Rank) -> None:
+def _limit_at_forwards(model: cp_model.CpModel, rank: Starts) -> None:
     """Memory where it never grows but at the start of an F.
 
-    F number j starts with y gradients done, so a = j + 1 - y microbatches are in flight, and at most b(a) others
-    may wait for W: W number y - b(a) - 1 is over. It is enough to say so wherever F j is known to come before B
-    number y: with y' < y gradients done b(a') <= b(a) - (y - y') would be asked, which is no less.
+    Let F number j start with y gradients done. Then a = j + 1 - y microbatches are in flight, and at most
+    b(a) = floor((room - a held) / keep) others may wait for W: W number y - b(a) - 1 is over. The model says so of
+    every y for which F j comes before B number y. That asks no more than memory does: with y' < y gradients done
+    y' - b(a') >= y - b(a), for each microbatch more in flight takes the place of at least one that waits.
     """
     cost = rank.cost
     for j, forward in enumerate(rank.forwards):
@@ -281,7 +353,7 @@ def _limit_at_forwards(model: cp_model.CpModel, rank: _Rank) -> None:
             model.add(forward >= rank.weight_end(over)).only_enforce_if(ahead)
 
 
-def _limit_always(model: cp_model.CpModel, rank: _Rank, horizon: int) -> None:
+def _limit_always(model: cp_model.CpModel, rank: Starts, horizon: int) -> None:
     """Memory as bytes held from start to end, at all times."""
     cost = rank.cost
     stays = min(cost.held, cost.keep)
@@ -306,7 +378,7 @@ def _limit_always(model: cp_model.CpModel, rank: _Rank, horizon: int) -> None:
             model.add(after >= before + cost.weight)
 
 
-def _bring_in(model: cp_model.CpModel, marked: _Rank, question: Question, begin: int, answer: cp_model.IntVar) -> None:
+def _bring_in(model: cp_model.CpModel, marked: Starts, question: Question, begin: int, answer: cp_model.IntVar) -> None:
     """What is proven of shorter stretches of microbatches, for each of them."""
     starts = marked.forwards
     for size, least in question.prefixes.items():
@@ -323,7 +395,7 @@ def _bring_in(model: cp_model.CpModel, marked: _Rank, question: Question, begin:
 def _spans(
     model: cp_model.CpModel,
     line: Line,
-    ranks: list[_Rank],
+    ranks: list[Starts],
     question: Question,
     begin: int,
     answer: cp_model.IntVar,

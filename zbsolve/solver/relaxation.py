@@ -3,15 +3,16 @@
 Each is a relaxation of the problem with the choices of what to leave out in its name, so that anyone
 can put the question again (`zbsolve.solver.certificate`):
 
-- ``rank-subset[0,1,7]``: these ranks exactly, of the others only the order of F's and of gradients;
+- ``rank-subset[0,1,7]``: these ranks (or all) exactly, of the others only the order of F's and of gradients;
 - ``quantised[u=473000]``: all ranks, times rounded down to multiples of 473000 ns;
 - ``windows[9+10+5,at=0]``: value >= P(9) + P(10) + S(5), counted on rank 0, see `zbsolve.solver.windows`;
 
 and ``u=...`` in any of them where times are rounded. They apply to one stage a rank on one route, for period
 and makespan; the proofs are in `zbsolve.solver.line`, `line_model` and `windows`.
 
-What pays where: windows where memory is tight, for they see ranks block each other; subsets where
-one rank decides with the help of a few others; where memory is plentiful the analytic bounds are as good.
+What pays where: all ranks where the question is small enough to be refuted; windows where memory is tight and
+there are more microbatches; smaller subsets where one rank decides with the help of a few others. Where memory is
+plentiful the formulas are as good.
 """
 
 from __future__ import annotations
@@ -23,16 +24,22 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
 from zbsolve.solver.line import Line, exact_unit, good_unit, read_line, reads
-from zbsolve.solver.line_model import Limits, Question, ask
+from zbsolve.solver.line_model import Limits, Question, refute
 from zbsolve.solver.windows import Windows, climb
 
-__all__ = ["Relaxation", "improve_bound", "parse_name"]
+__all__ = ["KINDS", "Relaxation", "improve_bound", "parse_name"]
+
+KINDS = frozenset({"rank-subset", "quantised", "windows"})
 
 _MOST_OPERATIONS = 6_000
 """Models beyond this are not over with their preparations in time."""
+
+_FIRST_STEP = 4
+"""What part of the gap it is first tried to close."""
 
 _FIRST_PATIENCE = 1.0
 """Deterministic time for one question about a subset in the first round."""
@@ -135,8 +142,12 @@ def improve_bound(
     Infeasible
         If no timetable fits the memory limit.
     """
-    run = _Run(best, incumbent_ns, time.perf_counter() + time_limit_s, work_limit, seed, on_bound)
-    if not reads(problem) or run.over:
+    refuse_infeasible(read_costs(problem))
+    if not reads(problem):
+        return best
+    most_ns = min(incumbent_ns, read_line(problem, 1).serial)  # where no good timetable is known yet
+    run = _Run(best, most_ns, time.perf_counter() + time_limit_s, work_limit, seed, on_bound)
+    if run.over:
         return best
     arms = [_windows(problem, run), _subsets(problem, run)]
     if workers > 1 and work_limit is None:
@@ -197,8 +208,11 @@ class _Run:
 
 def _windows(problem: Problem, run: _Run) -> Iterator[float]:
     """Windows of growing size, in rounds of growing patience; yields the work of each question."""
-    unit = exact_unit(problem)
+    unit, given = exact_unit(problem), None
     line = read_line(problem, unit)
+    if not line.handy:
+        unit = given = good_unit(problem, run.incumbent_ns)
+        line = read_line(problem, unit)
     ranks, mark, place = len(line.ranks), _slowest(line), problem.placement.routes[0]
     longest = min(line.microbatches, _MOST_OPERATIONS // (3 * ranks))
     if line.ranks[mark].in_flight >= longest:
@@ -207,7 +221,7 @@ def _windows(problem: Problem, run: _Run) -> Iterator[float]:
     for work in climb(windows, longest=longest, limits=run.limits):
         run.work += work
         least, sizes = windows.best()
-        run.offer(least * unit, Relaxation(kind="windows", numbers=sizes, at=place[mark]).name)
+        run.offer(least * unit, Relaxation(kind="windows", numbers=sizes, at=place[mark], unit_ns=given).name)
         yield work
 
 
@@ -223,28 +237,32 @@ def _slowest(line: Line) -> int:
 
 
 def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
-    """Growing subsets of ranks, each in rounded and in exact times; yields the work of each question.
+    """All ranks, then smaller subsets, in exact and in rounded times, in rounds of growing patience.
 
-    A round ends at the first subset that neither gave a better bound nor is finished; the next has more patience.
+    Yields the work of each question.
     """
     exact, rounded = exact_unit(problem), good_unit(problem, run.incumbent_ns)
-    place, lines = problem.placement.routes[0], {unit: read_line(problem, unit) for unit in (rounded, exact)}
-    order = _promising(lines[exact])
-    sizes = (*(size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32) if size < len(order)), len(order))
+    place, lines = problem.placement.routes[0], {unit: read_line(problem, unit) for unit in (exact, rounded)}
+    lines = {unit: line for unit, line in lines.items() if line.handy}
+    order = _promising(read_line(problem, 1))
+    sizes = (*(size for size in (2, 4, 8, 16, 32) if size < len(order)), len(order))
     fitting = [size for size in sizes if 3 * size * problem.microbatches <= _MOST_OPERATIONS]
-    open_ = [(size, unit) for size in fitting for unit in lines]
+    open_ = [(size, unit) for unit in lines for size in reversed(fitting)]
+    steps: dict[tuple[int, int], int] = {}
     patience = _FIRST_PATIENCE
     while open_:
-        for task in tuple(open_):
-            size, unit = task
+        waiting = list(open_)
+        while waiting:
+            task = size, unit = waiting[0]
             question = Question(
                 kind="whole",
                 microbatches=problem.microbatches,
                 kept=order[:size],
                 least=run.best.value_ns // unit,
-                most=run.incumbent_ns // unit,
+                most=(run.incumbent_ns - 1) // unit,
             )
-            answer = ask(lines[unit], question, run.limits(patience))
+            step = steps.get(task, 1 + (question.most - question.least) // _FIRST_STEP)
+            answer, steps[task] = refute(lines[unit], question, run.limits(patience), step)
             run.work += answer.work
             given = None if unit == exact else unit
             whole = size == len(order) and given is not None
@@ -253,9 +271,9 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
             paid = run.offer(answer.least * unit, named.name)
             if answer.final:
                 open_.remove(task)
+            if answer.final or not paid:
+                del waiting[0]  # what pays goes on
             yield answer.work
-            if not paid and not answer.final:
-                break
         patience *= 4
 
 

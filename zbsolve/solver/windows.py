@@ -23,9 +23,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zbsolve.solver.line import Line
-from zbsolve.solver.line_model import Limits, Question, ask
+from zbsolve.solver.line_model import Limits, Question, refute
 
 __all__ = ["Windows", "climb"]
+
+_FIRST_STEP = 200
+"""What part of the least it is first tried to raise it by."""
 
 _FIRST_PATIENCE = 1.0
 """Deterministic time for one question in the first round."""
@@ -54,24 +57,26 @@ class Windows:
     prefixes: dict[int, int] = field(default_factory=dict)
     suffixes: dict[int, int] = field(default_factory=dict)
     final: set[tuple[str, int]] = field(default_factory=set)
+    strides: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def _ahead(self) -> int:
         """Least time from the first F of all to the first of the marked rank."""
         return self.line.down(0, self.mark)
 
-    def steps(self, longest: int) -> Iterator[tuple[Literal["prefix", "suffix"], int]]:
-        """The questions up to a size that are not final yet, short ones first."""
+    def steps(self, longest: int, longest_suffix: int) -> Iterator[tuple[Literal["prefix", "suffix"], int]]:
+        """The questions up to these sizes that are not final yet, short ones first."""
         for size in range(1, longest + 1):
             if size < self.line.microbatches and ("prefix", size) not in self.final:
                 yield "prefix", size
-            if ("suffix", size) not in self.final:
+            if size <= longest_suffix and ("suffix", size) not in self.final:
                 yield "suffix", size
 
     def prove(self, kind: Literal["prefix", "suffix"], size: int, limits: Limits) -> tuple[bool, float]:
         """Work on one question; returns whether it is final now, and the deterministic time spent."""
         known = self.prefixes if kind == "prefix" else self.suffixes
-        answer = ask(
+        least = max(known.get(size, 0), self._sum(kind, size))
+        answer, self.strides[kind, size] = refute(
             self.line,
             Question(
                 kind=kind,
@@ -80,10 +85,11 @@ class Windows:
                 mark=self.mark,
                 prefixes={h: least for h, least in self.prefixes.items() if h < size},
                 suffixes={h: least for h, least in self.suffixes.items() if h < size},
-                least=max(known.get(size, 0), self._sum(kind, size)),
+                least=least,
                 most=self.value,
             ),
             limits,
+            self.strides.get((kind, size), 1 + least // _FIRST_STEP),
         )
         known[size] = max(known.get(size, 0), min(answer.least, self.value))
         if answer.final:
@@ -127,16 +133,17 @@ def climb(windows: Windows, *, longest: int, limits: Callable[[float], Limits]) 
     limits
         Gives the limits of a question, from the deterministic time that the round grants it.
     """
-    patience = _FIRST_PATIENCE
+    patience, in_flight = _FIRST_PATIENCE, windows.line.ranks[windows.mark].in_flight
+    longest_suffix = min(longest, 2 * in_flight)  # a sum has many prefixes and one suffix
     while True:
         failures = asked = 0
-        for kind, size in windows.steps(longest):
+        for kind, size in windows.steps(longest, longest_suffix):
             final, work = windows.prove(kind, size, limits(patience))
             asked += 1
             failures = 0 if final else failures + 1
             yield work
-            if failures > windows.line.ranks[0].in_flight:
+            if failures > in_flight:
                 break
-        if not asked:
+        if not asked and longest_suffix == longest:
             return
-        patience *= 4
+        patience, longest_suffix = 4 * patience, longest

@@ -10,10 +10,11 @@ from tests.solver.test_listing import judged
 from zbsolve.opgraph import OpGraph
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.cpsat import Limits, improve
+from zbsolve.solver.cpsat_window import improve_part
 from zbsolve.solver.forms import Forms
-from zbsolve.solver.kernels import Arrays, fits, makespan, period, sequence_of
+from zbsolve.solver.kernels import Arrays, fits, makespan, period, rows_of, sequence_of
 from zbsolve.solver.network import build_network
-from zbsolve.solver.tasks import Bounded, Case, Found, Length, Prove, Scan, run
+from zbsolve.solver.tasks import Bounded, Case, Found, Length, Prove, Rearrange, Scan, run
 
 LIMITS = Limits(seconds=60, deterministic=0.3, workers=1, seed=0)
 
@@ -106,3 +107,50 @@ def test_runs_as_a_task():
     found = [find for find in heard if isinstance(find, Found)]
     assert all(judged(problem, find) == find.value_ns for find in found)
     assert min([start.value_ns, *(find.value_ns for find in found)]) >= max(bounds)
+
+
+def test_a_part_set_free_is_rearranged_within_memory_and_the_rest_keeps_its_order():
+    better = 0
+    for seed in range(6):
+        problem = unequal(microbatches=4, memory_limit="0.9x", objective=("period", "makespan")[seed % 2])
+        case = Case(problem, plain())
+        heard = []
+        run(Scan(plain=False, length=Length(steps=100), seed=seed, keep=1, target_ns=0), case, math.inf, heard.append)
+        start = heard.pop()
+        task = Rearrange(
+            sequence=start.sequence,
+            fused=start.fused,
+            value_ns=start.value_ns,
+            length=Length(steps=60_000),
+            seed=seed,
+        )
+        run(task, case, time.perf_counter() + 60, heard.append)
+        for find in heard:
+            assert find.value_ns < start.value_ns
+            assert judged(problem, find) == find.value_ns
+        better += bool(heard)
+    assert better >= 2
+
+
+def test_only_what_is_free_changes_places():
+    problem = unequal(microbatches=5, memory_limit="0.8x")
+    arrays, sequence = first_order(problem)
+    rng = random.Random(1)
+    for _ in range(4):
+        free = set(sequence[10:24]) if rng.random() < 0.7 else set(sequence)
+        found = []
+        improve_part(
+            arrays,
+            sequence,
+            free,
+            objective="period",
+            value_ns=exact(problem, arrays, sequence),
+            limits=LIMITS,
+            on_sequence=found.append,
+        )
+        assert found, "the order itself is a solution"
+        for order in found:
+            again = sequence_of(arrays, rows_of(arrays, order))
+            assert fits(arrays, again)
+            for old, new in zip(rows_of(arrays, sequence), rows_of(arrays, order), strict=True):
+                assert [n for n in old if n not in free] == [n for n in new if n not in free]

@@ -112,11 +112,34 @@ def test_same_seed_and_work_give_the_same_order_whatever_the_time():
     assert (first.method, first.value_ns, first.bound) == (again.method, again.value_ns, again.bound)
 
 
-def test_worker_processes_find_the_same_as_this_one():
+def test_worker_processes_find_the_same_each_time():
     problem = unequal(microbatches=10, memory_limit="0.7x")
-    alone, crowd = (quick(problem, work_limit=25_000, workers=workers) for workers in (1, 2))
-    assert crowd.timetable == alone.timetable
-    assert crowd.method == alone.method
+    first, again = (quick(problem, work_limit=40_000, workers=2) for _ in range(2))
+    assert first.timetable == again.timetable
+    assert (first.method, first.bound, first.lower_bound_ns) == (again.method, again.bound, again.lower_bound_ns)
+
+
+def test_a_start_of_neighbouring_costs_helps():
+    problem = unequal(microbatches=8, memory_limit="0.8x")
+    good = quick(problem, work_limit=20_000)
+    slower = unequal(microbatches=8, memory_limit="0.8x", profile=unequal(scale=3).profile)
+    assert quick(slower, work_limit=1, start=good.timetable).value_ns <= 3 * good.value_ns
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_small_problems_are_solved_soundly(seed):
+    for number in range(30):
+        rng = random.Random(1000 * seed + number)
+        sizes = ((1, 1), (1, 8), (2, 1), (2, 5), (3, 3), (3, 8), (4, 1), (4, 6))
+        problem = tiny_problem(rng, rng.choice([None, -1, 0, 1, 3, 8]), sizes=sizes)
+        try:
+            solution = quick(problem, work_limit=rng.choice([1, 30, 700]), seed=number)
+        except Infeasible:
+            pairs = zip(problem.limit_bytes, smallest_limits(problem), strict=True)
+            assert any(limit is not None and limit < least for limit, least in pairs)
+            continue
+        assert not violations(problem, solution.timetable)
+        assert solution.lower_bound_ns <= solution.value_ns
 
 
 def test_more_memory_is_never_worse_where_both_are_proven():

@@ -37,7 +37,7 @@ def progress_on_stderr(out: Output) -> Iterator[Callable[[Progress], None] | Non
         return
     live = sys.stderr is not None and sys.stderr.isatty()
     every = REDRAWN_EVERY_S if live else LINE_EVERY_S
-    shown: tuple[str, str] | None = None
+    shown: tuple[str, str, str] | None = None
     told_at = -every
     waiting: Progress | None = None
 
@@ -67,12 +67,14 @@ def progress_on_stderr(out: Output) -> Iterator[Callable[[Progress], None] | Non
             tell(waiting)
 
 
-def _figures(progress: Progress) -> tuple[str, str]:
-    """Value and bound as they are shown."""
-    return format_ns(progress.value_ns), format_ns(progress.lower_bound_ns)
+def _figures(progress: Progress) -> tuple[str, str, str]:
+    """Value and bound as they are shown, and what keeps the search waiting."""
+    waits = progress.arm if progress.arm.startswith("compiling") else ""
+    return format_ns(progress.value_ns), format_ns(progress.lower_bound_ns), waits
 
 
 def describe(progress: Progress) -> str:
     """One line: incumbent, bound, gap, and who found them."""
-    value, bound = _figures(progress)
-    return inert(f"best {value} ({progress.method}), bound {bound} ({progress.bound}), gap {progress.gap:.2%}")
+    value, bound, waits = _figures(progress)
+    found = f"best {value} ({progress.method}), bound {bound} ({progress.bound}), gap {progress.gap:.2%}"
+    return inert(f"{found}; {waits}" if waits else found)

@@ -31,7 +31,7 @@ from zbsolve.solver.twins import in_turn
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-__all__ = ["Limits", "Outcome", "improve"]
+__all__ = ["UNLIMITED", "Limits", "Outcome", "improve", "rounded", "unit_of"]
 
 _FORWARD, _BACKWARD_INPUT, _BACKWARD_WEIGHT, _BACKWARD = (
     KINDS.index(k) for k in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD)
@@ -122,18 +122,18 @@ def improve(
     """
     from ortools.sat.python import cp_model
 
-    unit, exact = _unit(arrays, value_ns)
+    unit, exact = unit_of(arrays, value_ns)
     periodic = objective == "period"
     parts = math.lcm(*range(1, len(arrays.busy) + 1)) if periodic and len(arrays.busy) <= _MOST_FRACTIONS else 1
     whole = not periodic or parts > 1 or len(arrays.busy) == 1
-    rounded = _rounded(arrays, unit, parts)
+    coarse = rounded(arrays, unit, parts)
     sequence = in_turn(arrays.twin, arrays.graph.microbatch.tolist(), sequence)
-    model, starts, _value = _model(rounded, sequence, objective, bound_ns * parts // unit)
+    model, starts, _value = _model(coarse, sequence, objective, bound_ns * parts // unit)
 
     class Listener(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
             begin = [self.value(v) for v in starts]
-            on_sequence(_sequence(rounded, sequence, begin))
+            on_sequence(_sequence(coarse, sequence, begin))
 
     best = bound_ns
 
@@ -161,7 +161,7 @@ def improve(
     return Outcome(best, float(solver.response_proto.deterministic_time), exact)
 
 
-def _unit(arrays: Arrays, value_ns: int) -> tuple[int, bool]:
+def unit_of(arrays: Arrays, value_ns: int) -> tuple[int, bool]:
     """The unit of time in ns, and whether all times are multiples of it."""
     common = math.gcd(*arrays.duration, *(lag for waits in arrays.waits for _, lag in waits))
     if common and value_ns <= common * _FINEST:
@@ -169,7 +169,7 @@ def _unit(arrays: Arrays, value_ns: int) -> tuple[int, bool]:
     return max(1, value_ns // _ROUNDED), value_ns < _ROUNDED
 
 
-def _rounded(arrays: Arrays, unit: int, parts: int) -> Arrays:
+def rounded(arrays: Arrays, unit: int, parts: int = 1) -> Arrays:
     """The same graph with times in units, rounded down, and counted in parts of a unit."""
     duration = [d // unit * parts for d in arrays.duration]
     work = [0] * arrays.ranks

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.pool import Entry, Pool
 from zbsolve.solver.smaller import worth_shrinking
-from zbsolve.solver.tasks import Anneal, Bounded, Done, Find, Found, Length, Prove, Relax, Scan, Shrink, Task
+from zbsolve.solver.tasks import Anneal, Bounded, Done, Find, Found, Length, Prove, Rearrange, Relax, Scan, Shrink, Task
 
 __all__ = ["ARMS", "Arm", "Director", "Pending"]
 
@@ -25,6 +25,7 @@ ARMS = {
     "annealing": 0.5,
     "steady stretch of a smaller solution": 0.1,
     "CP-SAT": 0.05,
+    "CP-SAT, part of an order": 0.05,
     "relaxations": 0.4,
 }
 """The arms by name and their shares of the work before anything is known of them."""
@@ -40,6 +41,9 @@ _STARTS = 24
 
 _CPSAT_NODES = 700
 """Beyond this many operations CP-SAT finds nothing on the whole problem."""
+
+_PART_NODES = 6_000
+"""Beyond this many, reading the model in takes longer than a part is worth."""
 
 _FIRST = 6
 """Annealing starts before bounds are worked on: what they find tells where the bound has to reach."""
@@ -127,7 +131,7 @@ class Director:
         self._anneals = "annealing" not in without
         self._first: deque[Task] = deque()
         self._opening = Arm("published schedules", 0.0, lambda: None)
-        propose = (self._scan, self._anneal, self._shrink, self._prove, self._relax)
+        propose = (self._scan, self._anneal, self._shrink, self._prove, self._rearrange, self._relax)
         self.arms = [
             Arm(name, floor, make)
             for (name, floor), make in zip(ARMS.items(), propose, strict=True)
@@ -241,6 +245,18 @@ class Director:
             value_ns=entry.value_ns,
             bound_ns=key[1],
             length=self._length(0.05, 0.5),
+            seed=self._seed(),
+        )
+
+    def _rearrange(self) -> Rearrange | None:
+        entry = self._good(self.pool.entries)
+        if (self._runs < _STARTS and self._anneals) or len(entry.sequence) > _PART_NODES:
+            return None
+        return Rearrange(
+            sequence=entry.sequence,
+            fused=entry.fused,
+            value_ns=entry.value_ns,
+            length=self._length(0.04, 0.3),
             seed=self._seed(),
         )
 

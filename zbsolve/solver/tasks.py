@@ -39,6 +39,7 @@ __all__ = [
     "Length",
     "Prove",
     "Publish",
+    "Rearrange",
     "Relax",
     "Scan",
     "Shrink",
@@ -52,6 +53,12 @@ Int8 = NDArray[np.int8]
 
 _PUNCTUAL = 0.95
 """The part of its time that CP-SAT is given; it takes some more to notice the end."""
+
+_PATIENCE = 2.0
+"""Seconds, of the clock and of CP-SAT's own measure, for one part of an order."""
+
+_PART_STEPS = 5_000
+"""Moves that take as long as reading one such model in."""
 
 _CHUNK = 2_000
 """Moves between two looks at the clock by compiled kernels; also how often the temperature falls."""
@@ -134,6 +141,17 @@ class Prove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rearrange:
+    """CP-SAT on parts of an order, one after the other."""
+
+    sequence: Int32
+    fused: Int8
+    value_ns: int
+    length: Length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Relax:
     """Better bounds by relaxations, see `zbsolve.solver.relaxation`."""
 
@@ -143,7 +161,7 @@ class Relax:
     seed: int
 
 
-Task = Warm | Publish | Scan | Anneal | Shrink | Prove | Relax
+Task = Warm | Publish | Scan | Anneal | Shrink | Prove | Rearrange | Relax
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +302,8 @@ def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -
         _shrink(task, case, budget, hand)
     elif isinstance(task, Prove):
         _prove(task, case, budget, hand)
+    elif isinstance(task, Rearrange):
+        _rearrange(task, case, budget, hand)
     else:
         _relax(task, case, budget, hand)
     return Done(budget.spent)
@@ -361,21 +381,33 @@ def _shrink(task: Shrink, case: Case, budget: Budget, hand: Callable[[Find], Non
         hand(found)
 
 
-def _prove(task: Prove, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
-    from zbsolve.solver.cpsat import Limits, improve
-
+def _graph_form(task: Prove | Rearrange, case: Case) -> tuple[Arrays, list[int]]:
+    """The order of a task as CP-SAT reads it."""
     order = order_of(case.problem, task.sequence.tolist(), task.fused.tolist())
     graph = OpGraph.build(case.problem, order.rows)
     arrays = Arrays.of(graph)
     sequence = graph_sequence_of(arrays, [row.tolist() for row in graph.encode(order)])
     assert sequence is not None
+    return arrays, sequence
+
+
+def _timed(case: Case, arrays: Arrays, sequence: list[int]) -> tuple[int, list[int]] | None:
+    """A sequence that CP-SAT found, timed exactly and put where each node stands after what it needs."""
+    again = graph_sequence_of(arrays, rows_of(arrays, sequence))
+    if again is None or not fits(arrays, again):
+        return None
+    return (period(arrays, again)[0] if case.periodic else makespan(arrays, again)), again
+
+
+def _prove(task: Prove, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.cpsat import Limits, improve
+
+    arrays, sequence = _graph_form(task, case)
 
     def found(new: list[int]) -> None:
-        again = graph_sequence_of(arrays, rows_of(arrays, new))
-        if again is None or not fits(arrays, again):
-            return
-        value = period(arrays, again)[0] if case.periodic else makespan(arrays, again)
-        hand(Found(value, *case.unfold(graph, again)))
+        timed = _timed(case, arrays, new)
+        if timed is not None:
+            hand(Found(timed[0], *case.unfold(arrays.graph, timed[1])))
 
     def bounded(bound_ns: int) -> None:
         if case.forms.speaks_for_all(task.fused):
@@ -397,6 +429,40 @@ def _prove(task: Prove, case: Case, budget: Budget, hand: Callable[[Find], None]
         on_bound=bounded,
     )
     budget.spend(int(outcome.deterministic * STEPS_PER_DETERMINISTIC_SECOND))
+
+
+def _rearrange(task: Rearrange, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.cpsat import Limits
+    from zbsolve.solver.cpsat_window import improve_part, pick_part
+
+    arrays, sequence = _graph_form(task, case)
+    rng, value = random.Random(task.seed), task.value_ns
+
+    def found(new: list[int]) -> None:
+        nonlocal sequence, value
+        timed = _timed(case, arrays, new)
+        if timed is not None and timed[0] <= value:
+            if timed[0] < value:
+                hand(Found(timed[0], *case.unfold(arrays.graph, timed[1])))
+            value, sequence = timed
+
+    while not budget.over:
+        left = _deterministic(budget)
+        work = improve_part(
+            arrays,
+            sequence,
+            pick_part(arrays, sequence, rng),
+            objective=case.problem.objective,
+            value_ns=value,
+            limits=Limits(
+                seconds=min(_PATIENCE, _PUNCTUAL * budget.seconds_left),
+                deterministic=_PATIENCE if left is None else min(_PATIENCE, left),
+                workers=1,
+                seed=rng.getrandbits(31),
+            ),
+            on_sequence=found,
+        )
+        budget.spend(_PART_STEPS + int(work * STEPS_PER_DETERMINISTIC_SECOND))
 
 
 def _relax(task: Relax, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:

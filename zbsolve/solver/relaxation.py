@@ -28,7 +28,7 @@ from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
 from zbsolve.solver.line import Line, exact_unit, good_unit, read_line, reads
-from zbsolve.solver.line_model import Limits, Question, refute
+from zbsolve.solver.line_model import Limits, Question, ask, refute
 from zbsolve.solver.windows import Windows, climb
 
 __all__ = ["KINDS", "Relaxation", "improve_bound", "parse_name"]
@@ -40,6 +40,9 @@ _MOST_OPERATIONS = 6_000
 
 _FIRST_STEP = 4
 """What part of the gap it is first tried to close."""
+
+_OUTRIGHT = (8.0, 32.0, 128.0)
+"""Deterministic time for asking, again and again, whether anything is below the incumbent."""
 
 _FIRST_PATIENCE = 1.0
 """Deterministic time for one question about a subset in the first round."""
@@ -149,7 +152,7 @@ def improve_bound(
     run = _Run(best, most_ns, time.perf_counter() + time_limit_s, work_limit, seed, on_bound)
     if run.over:
         return best
-    arms = [_windows(problem, run), _subsets(problem, run)]
+    arms = [_outright(problem, run), _windows(problem, run), _subsets(problem, run)]
     if workers > 1 and work_limit is None:
         with ThreadPoolExecutor(len(arms)) as pool:  # CP-SAT runs outside the interpreter's lock
             for done in [pool.submit(_exhaust, arm, run) for arm in arms]:
@@ -204,6 +207,38 @@ class _Run:
             self.best = Bound(value_ns, name)
             self.on_bound(self.best)
         return True
+
+
+def _outright(problem: Problem, run: _Run) -> Iterator[float]:
+    """All ranks exactly, asked outright whether anything is below the incumbent; yields the work of each question.
+
+    Where the incumbent is the best, this is often refuted in seconds, while bounds that climb get there slowly.
+    """
+    unit, given = exact_unit(problem), None
+    line = read_line(problem, unit)
+    if not line.handy:
+        unit = given = good_unit(problem, run.incumbent_ns)
+        line = read_line(problem, unit)
+    place = problem.placement.routes[0]
+    if 3 * len(place) * problem.microbatches > _MOST_OPERATIONS:
+        return
+    kind, numbers = ("rank-subset", tuple(sorted(place))) if given is None else ("quantised", ())
+    most = (run.incumbent_ns - 1) // unit
+    question = Question(
+        kind="whole",
+        microbatches=problem.microbatches,
+        kept=frozenset(range(len(place))),
+        most=most,
+        only_exists=True,
+    )
+    for patience in _OUTRIGHT:
+        answer = ask(line, question, run.limits(patience))
+        run.work += answer.work
+        if answer.least > most:
+            run.offer((most + 1) * unit, Relaxation(kind=kind, numbers=numbers, unit_ns=given).name)
+        yield answer.work
+        if answer.found or answer.least > most:
+            return
 
 
 def _windows(problem: Problem, run: _Run) -> Iterator[float]:

@@ -19,9 +19,9 @@ from zbsolve.problem import Problem
 from zbsolve.profile import Link, Profile, StageCost
 from zbsolve.simulate import Timer, simulate
 
-NAMES = tuple(schedule.name for schedule in schedules())
-WHOLE_BACKWARD = ("naive", "gpipe", "1f1b")
+WHOLE_BACKWARD = ("naive", "gpipe", "1f1b", "eager-1f1b")
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-1p", "zb-2p")
+NAMES = (*WHOLE_BACKWARD, *ZERO_BUBBLE)
 INSTANCES = json.loads(
     (Path(__file__).parents[1] / "benchmarks" / "instances" / "schedule_instances.json").read_text(encoding="utf-8")
 )["instances"]
@@ -67,18 +67,41 @@ def picture(problem, name):
 
 
 def test_the_catalog_says_where_every_schedule_comes_from():
-    assert NAMES == ("naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
+    assert [schedule.name for schedule in schedules()] == [
+        "naive",
+        "gpipe",
+        "1f1b",
+        "eager-1f1b",
+        "looped-bfs",
+        "torch-looped-bfs",
+        "interleaved-1f1b",
+        "interleaved-1f1b-grouped",
+        "interleaved-zb",
+        "zb-h1",
+        "zb-h2",
+        "zb-1p",
+        "zb-2p",
+        "zb-v",
+        "torch-zb-v",
+        "1f1b-v",
+        "v-half",
+        "v-min",
+        "chimera",
+        "dualpipe",
+        "dualpipe-v",
+        "hanayo",
+    ]
     for schedule in schedules():
         assert isinstance(schedule, Schedule)
         assert schedule.family
-        assert schedule.placement in ("any", "linear")
+        assert schedule.placement in ("any", "linear", "looped", "v", "wave", "bidirectional")
         assert schedule.source
         assert schedule.needs
     assert all("arXiv" in schedule.source for schedule in schedules() if schedule.name != "naive")
 
 
 def test_an_unknown_name_is_answered_with_the_names():
-    with pytest.raises(InvalidInput, match=r"zb-h3.*naive, gpipe, 1f1b, zb-h1"):
+    with pytest.raises(InvalidInput, match=r"zb-h3.*naive, gpipe, 1f1b, eager-1f1b, looped-bfs"):
         baseline("zb-h3", equal_stages(2, 2))
 
 
@@ -230,14 +253,14 @@ def test_the_greedy_degenerates_below_1x_as_published(limit, period_ns):
 # ------------------------------------------------------------------------------ conditions
 
 
-@pytest.mark.parametrize("name", ["1f1b", *ZERO_BUBBLE])
+@pytest.mark.parametrize("name", ["1f1b", "eager-1f1b", *ZERO_BUBBLE])
 def test_several_chunks_are_refused_where_a_schedule_has_one(name):
     problem = Problem(profile=equal_stages(4, 1).profile, placement=Placement.v(2), microbatches=2)
     with pytest.raises(ScheduleConditionError, match=f"{name} .*rank 0 holds stages 0, 3 .*placement v.*; use "):
         baseline(name, problem)
 
 
-@pytest.mark.parametrize("name", ["1f1b", *ZERO_BUBBLE])
+@pytest.mark.parametrize("name", ["1f1b", "eager-1f1b", *ZERO_BUBBLE])
 def test_several_routes_are_refused_where_a_schedule_has_one(name):
     problem = Problem(profile=equal_stages(2, 1).profile, placement=Placement.custom([0, 1], [2, 3]), microbatches=4)
     with pytest.raises(ScheduleConditionError, match=f"{name} .*2 routes.*; use "):
@@ -283,6 +306,7 @@ def promised_bytes(name, problem):
             "naive": always + whole,
             "gpipe": always + microbatches * whole,
             "1f1b": always + min(ranks - stage, microbatches) * whole,
+            "eager-1f1b": always + min(2 * (ranks - stage) - 1, microbatches) * whole,
             "zb-h1": always + min(ranks, microbatches) * most,
             "zb-h2": always + min(2 * ranks - 1, microbatches) * most,
             "zb-1p": max(limit or cost.static_bytes + ranks * cost.activation_bytes, always + whole + growth),

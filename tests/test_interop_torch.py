@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from tests.strategies import placements, problems, random_order
+from zbsolve.catalog import baseline
 from zbsolve.errors import FileFormatError, OrderError, ProblemError
 from zbsolve.interop.torch import merged, numbered_by_loss, torch_rows, write_torch_csv
 from zbsolve.metrics import metrics
@@ -230,3 +232,10 @@ def test_a_target_that_cannot_be_written(tmp_path):
         with pytest.raises(FileFormatError, match="is a directory"):
             write_torch_csv(timetable, target)
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv.json"]
+
+
+def test_every_field_beside_the_csv_is_explained(tmp_path):
+    problem = uniform(Placement.linear(2), 2)
+    _, beside = write_torch_csv(simulate(problem, baseline("zb-h1", problem)), tmp_path / "x.csv")
+    told = (Path(__file__).parents[1] / "docs" / "files.md").read_text(encoding="utf-8").split("## `x.csv`")[1]
+    assert [field for field in json.loads(beside.read_text()) if f"`{field}`" not in told] == []

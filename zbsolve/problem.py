@@ -14,7 +14,7 @@ from zbsolve.errors import ProblemError
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.profile import Profile, StageCost
-from zbsolve.units import MAX_AMOUNT, parse_bytes, whole_amount
+from zbsolve.units import MAX_AMOUNT, counted, parse_bytes, whole_amount
 
 __all__ = ["Limit", "Objective", "Problem"]
 
@@ -75,7 +75,7 @@ class Problem:
         stages, ranks, routes = len(self.profile.stages), self.placement.ranks, len(self.placement.routes)
         if self.placement.stages != stages:
             raise ProblemError(
-                f"the placement is for {self.placement.stages} stages, the profile has {stages}; "
+                f"the placement is for {counted(self.placement.stages, 'stage')}, the profile has {stages}; "
                 "check ranks, chunks and placement"
             )
         if whole_amount(self.microbatches, "the number of microbatches", error=ProblemError) < 1:
@@ -103,13 +103,13 @@ class Problem:
             if max(override.sender, override.receiver) >= ranks:
                 raise ProblemError(
                     f"the profile has a link from rank {override.sender} to rank {override.receiver}, "
-                    f"but there are only {ranks} ranks"
+                    f"but the placement has only {counted(ranks, 'rank')}"
                 )
         limit = self.memory_limit
         if isinstance(limit, Sequence) and not isinstance(limit, str):
             object.__setattr__(self, "memory_limit", limit := tuple(limit))
         if isinstance(limit, tuple) and len(limit) != ranks:
-            raise ProblemError(f"give one memory limit, or one for each of the {ranks} ranks; got {len(limit)}")
+            raise ProblemError(f"give one memory limit, or one a rank, {ranks} in all; got {len(limit)}")
         given = limit if isinstance(limit, tuple) else (limit,) * ranks
         object.__setattr__(self, "limit_bytes", self._resolve_limits(given))
 

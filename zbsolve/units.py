@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from zbsolve.errors import UnitError
 
-__all__ = ["MAX_AMOUNT", "format_bytes", "format_ns", "parse_bytes", "parse_ns", "whole_amount"]
+__all__ = ["MAX_AMOUNT", "counted", "format_bytes", "format_ns", "parse_bytes", "parse_ns", "whole_amount"]
 
 MAX_AMOUNT = 2**62
 """Largest number of ns or bytes zbsolve handles: sums of two still fit a signed 64-bit integer."""
@@ -81,6 +81,11 @@ def parse_bytes(value: object, what: str = "a size") -> int:
         If it is neither, negative, above 2^62 bytes, or not a whole number of bytes.
     """
     return _parse(value, _BYTES, "72GiB", what)
+
+
+def counted(count: int, what: str) -> str:
+    """Show a number of things: one stage is no ``"1 stages"``."""
+    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
 def format_ns(ns: float) -> str:

@@ -10,10 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.cli.helpers import call, error_of, put_profile, small_profile, small_timetable
+from zbsolve.cli.baseline import as_solution
 from zbsolve.files import profile_bytes, timetable_bytes
 
 PROFILE = profile_bytes(small_profile())
 TIMETABLE = timetable_bytes(small_timetable(memory_limit="1x"))
+CLAIMED = timetable_bytes(as_solution("zb-h1", small_timetable(memory_limit="1x").problem))
+"""With the record of a solver."""
 
 STRANGE = [
     *(
@@ -113,7 +116,33 @@ def test_damaged_profiles_in_a_baseline(seed):
 @given(st.integers(0, 2**32), st.sampled_from(["check", "check --bound", "simulate", "draw", "emit --to torch-csv"]))
 def test_damaged_timetables(seed, line):
     verb, *options = line.split()
-    must_end_well((verb, "-", *options, "-q"), damaged(TIMETABLE, seed))
+    must_end_well((verb, "-", *options, "-q"), damaged(CLAIMED if seed % 2 else TIMETABLE, seed))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), st.sampled_from(["check", "check --bound", "simulate", "draw", "emit --to torch-csv"]))
+def test_wrong_rows_and_claims(seed, line):
+    rng, tree = random.Random(seed), json.loads(CLAIMED)
+    for _ in range(rng.randint(1, 3)):
+        row = rng.choice(tree["ranks"])
+        match rng.randrange(5):
+            case 0:
+                rng.shuffle(row)
+            case 1:
+                row[rng.randrange(len(row)) :] = []
+            case 2:
+                row.extend(rng.choices(tree["ranks"][0], k=2))
+            case 3:
+                figure = rng.choice(["value_ns", "lower_bound_ns", "period_ns", "makespan_ns"])
+                tree["solver"][figure] = rng.choice([0, 1, 10_000, 2**62])
+            case _:
+                tree["solver"].update(
+                    bound=rng.choice(["chain", "relay", "head-tail", "x"]), gap=rng.choice([None, -1])
+                )
+        if not all(tree["ranks"]):
+            break
+    verb, *options = line.split()
+    must_end_well((verb, "-", *options, "-q"), json.dumps(tree).encode())
 
 
 @pytest.mark.parametrize(

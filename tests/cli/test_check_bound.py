@@ -18,7 +18,10 @@ def solved(tmp_path):
 
     def change(**fields):
         content = json.loads((tmp_path / "t.json").read_text())
-        content["solver"] |= {"status": "feasible", **fields}
+        record = content["solver"] | fields
+        value, bound = record["value_ns"], record["lower_bound_ns"]
+        record |= {"status": "optimal" if value == bound else "feasible", "gap": value / bound - 1}
+        content["solver"] = record
         (tmp_path / "t.json").write_text(json.dumps(content))
         return path
 
@@ -37,7 +40,7 @@ def test_a_true_bound_is_verified(solved):
 def test_a_bound_that_its_name_does_not_prove_is_wrong(solved, bound, value):
     told = call_json("check", solved(bound=bound, lower_bound_ns=value), "--bound", code=1)
     assert told["verdict"] == "wrong"
-    assert told["ok"]
+    assert [v["code"] for v in told["violations"]] == ["claim"]
 
 
 def test_too_little_time_is_no_fault(solved):
@@ -46,8 +49,9 @@ def test_too_little_time_is_no_fault(solved):
     assert told["verdict"] == "not verified in time"
 
 
-def test_another_limit_is_another_problem(solved):
-    assert "verdict" not in call_json("check", solved(), "--bound", "--memory", "9x")
+def test_the_claim_is_of_the_problem_in_the_file_whatever_limit_is_asked_for(solved):
+    path = solved(bound="load", lower_bound_ns=165)
+    assert call_json("check", path, "--bound", "--memory", "9x", code=1)["verdict"] == "wrong"
 
 
 def test_the_time_must_be_positive(solved):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -32,8 +33,6 @@ HARD = ("--memory", "0.6x", "--time-limit", "1", "--work-limit", "50")
 
 
 def hard_profile(stages: int = 6):
-    from dataclasses import replace
-
     even = small_profile(stages, activation_bytes=7, backward_weight_bytes=3)
     uneven = (
         replace(s, forward_ns=1000 + 97 * i, backward_input_ns=900 + 31 * i * i) for i, s in enumerate(even.stages)
@@ -89,6 +88,24 @@ def test_3_infeasible_names_the_smallest_limit(tmp_path):
     result = call("solve", path, "-m", "3", "--memory", "1", "-q", code=3)
     assert "2" in error_of(result)
     assert result.stdout == ""
+
+
+def test_3_names_the_one_limit_that_fits_every_rank_and_the_list_of_each(tmp_path):
+    even = small_profile(3)
+    uneven = (replace(stage, activation_bytes=2 + 5 * i) for i, stage in enumerate(even.stages))
+    path = put_profile(tmp_path, replace(even, stages=tuple(uneven)))
+    line = ("solve", path, "-m", "3", "--time-limit", "1", "-q")
+    told = call_json(*line, "--memory", "1", code=3)
+    least = told["smallest_limit_bytes"]
+    words = error_of(call(*line, "--memory", "1", code=3))
+    assert least == [2, 7, 12]
+    assert told["message"] == words
+    assert "every rank is --memory 12 (12 B)" in words
+    assert words.endswith("of each rank --memory 2,7,12")
+    for limit in ("12", "2,7,12"):
+        call(*line, "--memory", limit)
+    for limit in ("11", "2,7,11", "1,7,12"):
+        assert error_of(call(*line, "--memory", limit, code=3)) == words
 
 
 def test_3_in_compare_after_the_rows_that_there_are(tmp_path):

@@ -10,8 +10,9 @@ import threading
 
 import pytest
 
-from tests.cli.helpers import ROOT, call, put_profile
+from tests.cli.helpers import ROOT, call, process, put_profile
 from tests.cli.test_exit_codes import hard_profile
+from zbsolve.cli._interrupts import PATIENCE_S, no_interruption, one_interruption
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
@@ -50,6 +51,86 @@ def test_an_interrupted_search_prints_and_writes_its_best(tmp_path, sent, to_all
     assert "feasible" in told
     call("check", str(output))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.json", "t.json"]
+
+
+@pytest.mark.parametrize("verb", ["solve", "compare"])
+@pytest.mark.parametrize("more", [signal.SIGINT, signal.SIGTERM])
+def test_interrupts_after_the_first_do_not_lose_the_best(tmp_path, monkeypatch, verb, more):
+    from zbsolve.disk import write_atomic
+    from zbsolve.solver import solve
+
+    heard = []
+
+    def interrupted(problem, **options):
+        found = solve(problem, time_limit_s=1)
+        for sent in (signal.SIGINT, more, more):
+            try:
+                os.kill(os.getpid(), sent)
+            except KeyboardInterrupt:
+                heard.append(sent)
+        return found
+
+    def slow(path, data):
+        os.kill(os.getpid(), more)
+        write_atomic(path, data)
+        os.kill(os.getpid(), more)
+
+    monkeypatch.setattr("zbsolve.solver.solve", interrupted)
+    monkeypatch.setattr("zbsolve.files.write_atomic", slow)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    told = call(verb, put_profile(tmp_path), "-m", "3", "-o", str(tmp_path / "t.json"))
+    assert heard == [signal.SIGINT]
+    assert "period" in told.stdout
+    call("check", str(tmp_path / "t.json"))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_search_that_does_not_end_is_interrupted_again():
+    now = [0.0]
+
+    def press():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    with one_interruption(lambda: now[0]):
+        assert press()
+        now[0] = PATIENCE_S - 1
+        assert not press()
+        now[0] = PATIENCE_S
+        assert press()
+        with no_interruption():
+            now[0] = 9 * PATIENCE_S
+            assert not press()
+
+
+def test_a_signal_that_was_ignored_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with one_interruption():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+IMPORTING = """
+import runpy, sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+runpy.run_module("zbsolve", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["zbsolve.cli", "zbsolve.cli.check"])
+def test_an_interrupt_during_imports_is_one_line(module):
+    ended = process("check", "none.json", code=IMPORTING.format(module=module))
+    assert (ended.returncode, ended.stderr) == (130, "zbsolve: interrupted\n")
 
 
 def test_an_interrupt_with_nothing_to_keep_is_one_line(tmp_path, monkeypatch):

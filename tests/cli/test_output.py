@@ -112,6 +112,47 @@ def test_what_cannot_be_written_is_told_before_the_work(tmp_path, monkeypatch):
         )
 
 
+@pytest.mark.parametrize("link", ["", "symbolic", "hard", "roundabout"])
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("solve PROFILE -m 3 -o", "PROFILE"),
+        ("solve PROFILE -m 3 --start T.json -o", "T.json"),
+        ("baseline 1f1b PROFILE -m 3 -o", "PROFILE"),
+        ("compare PROFILE -m 3 -o", "PROFILE"),
+        ("compare PROFILE -m 3 --start T.json -o", "T.json"),
+        ("simulate T.json -o", "T.json"),
+        ("simulate T.json --profile PROFILE -o", "PROFILE"),
+        ("draw MORE.json T.json -o", "T.json"),
+        ("emit T.json --to torch-csv -o", "T.json"),
+        ("profile measure model.py:make -o", "model.py"),
+        ("profile measure model:make -o", "model.py"),
+    ],
+)
+def test_no_result_takes_the_place_of_what_is_read(tmp_path, monkeypatch, line, read, link):
+    monkeypatch.chdir(tmp_path)
+    put_profile(tmp_path, name="PROFILE")
+    for name in ("T.json", "MORE.json"):
+        put_timetable(tmp_path, name=name)
+    (tmp_path / "model.py").write_text("def make(): pass\n")
+    before = (tmp_path / read).read_bytes()
+    output = read
+    if link == "roundabout":
+        output = f"../{tmp_path.name}/{read}"
+    elif link:
+        output = "another_name.json"
+        (os.symlink if link == "symbolic" else os.link)(read, output)
+    assert f"-o would overwrite {output}, which is read here" in error_of(call(*line.split(), output, code=2))
+    assert (tmp_path / read).read_bytes() == before
+
+
+def test_the_file_beside_a_result_does_not_take_the_place_of_what_is_read(tmp_path):
+    path = put_timetable(tmp_path, name="x.csv.json")
+    line = ("emit", path, "--to", "torch-csv", "-o", path.removesuffix(".json"))
+    assert f"-o would overwrite {path}, which is read here" in error_of(call(*line, code=2))
+    assert [file.name for file in tmp_path.iterdir()] == ["x.csv.json"]
+
+
 FULL_DISK = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -154,6 +195,25 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path, line):
     assert child.wait(timeout=60) in (1, 141)  # 1 is click's own answer
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell of POSIX")
+@pytest.mark.parametrize("line", ["check TIMETABLE", "check TIMETABLE -q --json", "--version", "draw TIMETABLE"])
+def test_an_answer_that_nobody_can_hear_is_no_success(tmp_path, line):
+    words = " ".join(put_timetable(tmp_path) if word == "TIMETABLE" else word for word in line.split())
+    for closed, code in ((">&-", 2), (">&- 2>&-", 2), (">/dev/full", 2), ("2>&-", 0)):
+        ended = subprocess.run(
+            ["/bin/sh", "-c", f"{sys.executable} -m zbsolve {words} {closed}"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert ended.returncode == code, (closed, ended.stderr)
+        if closed == ">&-":
+            assert "standard output is closed" in ended.stderr
+            assert len(ended.stderr.splitlines()) == 1
+
+
 def test_a_terminal_that_knows_few_characters(tmp_path):
     path = put_profile(tmp_path, small_profile(name="模型 model"))
     ended = process("profile", "show", path, env={"PYTHONIOENCODING": "latin-1"})
@@ -167,3 +227,39 @@ def test_numbers_that_json_cannot_hold_become_null(capsys):
 
     Output(as_json=True).data({"gap": float("inf"), "rows": [float("nan"), 1.5]})
     assert json.loads(capsys.readouterr().out) == {"gap": None, "rows": [None, 1.5]}
+
+
+LOUD = """
+import ctypes, os, subprocess, sys
+def say(where):
+    print("python", where)
+    print("kept python", where, file=sys.__stdout__)
+    ctypes.CDLL(None).printf(b"c %s\\n", where.encode())
+    os.system("echo shell " + where)
+    subprocess.run(["echo", "child", where])
+    os.write(1, b"descriptor " + where.encode() + b"\\n")
+say("import")
+import torch
+class Stage(torch.nn.Linear):
+    def forward(self, x):
+        say("forward")
+        return super().forward(x)
+def make():
+    say("call")
+    return [Stage(2, 2)], (torch.ones(1, 2), torch.ones(1, 2)), torch.nn.functional.mse_loss
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs the C library of POSIX")
+def test_nothing_a_model_prints_gets_into_the_result(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "loud_model.py").write_text(LOUD)
+    ended = process(
+        *("profile", "measure", "loud_model.py:make", "--json", "--repeats", "1", "--warmup", "0"),
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert len(json.loads(ended.stdout)["stages"]) == 1
+    for voice in ("python", "kept python", "c", "shell", "child", "descriptor"):
+        for where in ("import", "call", "forward"):
+            assert f"{voice} {where}\n" in ended.stderr

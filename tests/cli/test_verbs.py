@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -74,6 +75,36 @@ def test_solve_starts_from_a_timetable(profile, timetable):
     assert told["period_ns"] <= small_timetable().period_ns
 
 
+def test_a_start_that_cannot_run_is_refused(profile, timetable, tmp_path, monkeypatch):
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("the search has begun")
+
+    monkeypatch.setattr("zbsolve.solver.solve", never)
+    content = json.loads((tmp_path / "t.json").read_text())
+    other = put_timetable(tmp_path, small_timetable(4), "other.json")
+    for microbatches in ("3", "5"):
+        line = ("solve", profile, "-m", microbatches, "--start")
+        for name in sorted(BREAKINGS.keys() - {"all at once"}):  # the times of a start do not matter
+            broken = json.loads(json.dumps(content))
+            BREAKINGS[name](broken["ranks"])
+            (tmp_path / "broken.json").write_text(json.dumps(broken))
+            told = error_of(call(*line, str(tmp_path / "broken.json"), code=2))
+            assert "no order of this problem that can run" in told
+        assert "--start" in error_of(call(*line, other, code=2))
+
+
+def test_a_start_that_cannot_be_used_is_told(profile, timetable, tmp_path):
+    line = ("solve", profile, "--time-limit", "1", "--start", timetable)
+    told = call(*line, "-m", "3", "--memory", "3").stderr
+    assert "t.json is not used: it does not fit the memory limit (rank 0" in told
+    assert "not used" in call(*line, "-m", "5", "--memory", "3").stderr
+    assert "not used" not in call(*line, "-m", "3").stderr
+    assert "not used" not in call(*line, "-m", "2").stderr
+    assert "it cannot be carried over to 9 microbatches" in call(*line, "-m", "9").stderr
+    longer = put_timetable(tmp_path, small_timetable(microbatches=8), "longer.json")
+    assert "not used" not in call(*line[:-1], longer, "-m", "9").stderr
+
+
 def test_solve_quiet_says_nothing_on_stderr(profile):
     assert call("solve", profile, "-m", "3", "-q", "--time-limit", "2").stderr == ""
 
@@ -97,6 +128,14 @@ def test_baseline_takes_the_limit_it_is_made_for(profile, name, limits):
     assert call_json("baseline", name, profile, "-m", "6")["limit_bytes"] == limits
     assert call_json("baseline", name, profile, "-m", "6", "--memory", "1.5x")["limit_bytes"] == [6, 6]
     assert call_json("baseline", name, profile, "-m", "6", "--memory", "unlimited")["limit_bytes"] == [None, None]
+
+
+def test_baseline_tells_its_name_and_nothing_of_a_search(profile):
+    told = call("baseline", "zb-h1", profile, "-m", "3")
+    assert "schedule      zb-h1\n" in told.stdout
+    assert "gap" in told.stdout
+    for word in ("seed", "found by", "status", "feasible"):
+        assert word not in told.stdout + told.stderr
 
 
 def test_baseline_over_the_limit_is_told_but_not_written(profile, tmp_path):
@@ -125,6 +164,8 @@ def test_compare_puts_all_schedules_and_the_solved_one_side_by_side(profile):
     table = call("compare", profile, "-m", "3", "--memory", "1x", "--time-limit", "5").stdout
     assert "solved" in table
     assert "no" in table
+    assert "- where there is no gap: the bound is of timetables that fit" in table
+    assert "no gap" not in call("compare", profile, "-m", "3", "--time-limit", "1").stdout
 
 
 def test_compare_leaves_out_what_cannot_be(tmp_path):
@@ -162,6 +203,14 @@ def test_check_tells_the_bound(timetable):
         ({"value_ns": 9_999}, "9999"),
         ({"lower_bound_ns": 10_001}, "above the claimed value"),
         ({"lower_bound_ns": 9_000}, "claimed optimal"),
+        ({"status": "feasible"}, "feasible only"),
+        ({"lower_bound_ns": 8_000, "status": "feasible", "gap": 0.2}, "a gap of 0.2 is claimed"),
+        ({"lower_bound_ns": 0, "status": "feasible", "gap": 0.25}, "value / bound - 1 is infinity"),
+        ({"gap": None}, "a gap of infinity"),
+        ({"period_ns": 9_999}, "a period of 9999 ns is claimed, the order gives 10000 ns"),
+        ({"makespan_ns": 1}, "a makespan of 1 ns is claimed"),
+        ({"bubble": 0.05}, "a bubble of 0.05 is claimed, the order gives 0.1"),
+        ({"peak_bytes": [4, 1]}, "a peak of 1 byte is claimed for rank 1"),
         ({"digest": "0" * 16}, "is of problem"),
         ({"objective": "makespan"}, "makespan"),
     ],
@@ -175,6 +224,52 @@ def test_check_believes_no_claim(profile, tmp_path, change, words):
     told = call_json("check", str(path), code=1)
     assert {violation["code"] for violation in told["violations"]} == {"claim"}
     assert any(words in violation["message"] for violation in told["violations"])
+
+
+FALSE_BOUNDS = {
+    "load": "load, computed again, gives 9000 ns, not 10000 ns",
+    "chain": "chain, computed again, gives",
+    "head-tail": "head-tail, computed again, gives 0 ns",
+}
+
+
+@pytest.mark.parametrize("name", FALSE_BOUNDS)
+def test_check_computes_the_bound_that_is_claimed(profile, tmp_path, name):
+    path = tmp_path / "t.json"
+    call("baseline", "zb-h1", profile, "-m", "3", "--memory", "1x", "-o", str(path))
+    content = json.loads(path.read_text())
+    assert call_json("check", str(path), "--bound")["ok"]
+    content["solver"]["bound"] = name
+    path.write_text(json.dumps(content))
+    told = call_json("check", str(path), "--bound", code=1)
+    assert [v["code"] for v in told["violations"]] == ["claim"]
+    assert FALSE_BOUNDS[name] in told["violations"][0]["message"]
+    assert told["bound"] != name
+    assert FALSE_BOUNDS[name] in call("check", str(path), "--bound", code=1).stdout
+    # another limit is another question; the claim is of the file's own
+    assert not call_json("check", str(path), "--bound", "--memory", "unlimited", code=1)["ok"]
+
+
+def test_check_holds_no_weak_bound_against_a_file(profile, tmp_path):
+    path = tmp_path / "t.json"
+    call("baseline", "zb-h1", profile, "-m", "3", "--memory", "1x", "-o", str(path))
+    content = json.loads(path.read_text())
+    content["solver"].update(bound="load", lower_bound_ns=8_000, status="feasible", gap=0.25)
+    path.write_text(json.dumps(content))
+    assert call_json("check", str(path), "--bound")["ok"]
+    assert call("check", str(path), "--bound").stderr == ""
+    content["solver"]["bound"] = "CP-SAT"
+    path.write_text(json.dumps(content))
+    assert "'CP-SAT' does not say what proves it, but" in call("check", str(path), "--bound").stdout
+
+
+def test_a_record_of_rows_without_figures_adds_nothing(profile, tmp_path):
+    path = tmp_path / "t.json"
+    call("baseline", "zb-h1", profile, "-m", "3", "-o", str(path))
+    content = json.loads(path.read_text())
+    content["ranks"][0].reverse()
+    path.write_text(json.dumps(content))
+    assert {v["code"] for v in call_json("check", str(path), "--bound", code=1)["violations"]} >= {"precedence"}
 
 
 def test_simulate_times_under_another_profile(timetable, tmp_path):
@@ -219,6 +314,46 @@ def test_draw_text_and_pictures(timetable, tmp_path):
     assert ".svg" in error_of(call("draw", timetable, "-o", str(tmp_path / "x.gif"), code=2))
 
 
+BREAKINGS = {
+    "a reversed row": lambda ranks: ranks[0].reverse(),
+    "all at once": lambda ranks: [op.__setitem__(slice(3, 5), [0, 1]) for row in ranks for op in row],
+    "an operation less": lambda ranks: ranks[1].pop(),
+    "empty rows": lambda ranks: [row.clear() for row in ranks],
+}
+
+
+@pytest.mark.parametrize("breaking", BREAKINGS)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "draw T",
+        "draw SOUND T",
+        "draw T --json",
+        "draw T -o x.svg",
+        "draw T -o x.png --json",
+        "draw T -o -",
+        "emit T --to torch-csv",
+        "emit T --to torch-csv --json",
+        "emit T --to torch-csv -o x.csv",
+        "compare SOUND T",
+        "compare SOUND T --json",
+    ],
+)
+def test_a_broken_timetable_has_no_figures(tmp_path, monkeypatch, breaking, line):
+    monkeypatch.chdir(tmp_path)
+    content = json.loads((tmp_path / put_timetable(tmp_path, name="SOUND")).read_text())
+    BREAKINGS[breaking](content["ranks"])
+    (tmp_path / "T").write_text(json.dumps(content))
+    result = call(*line.split(), code=1)
+    count = len(call_json("check", "T", code=1)["violations"])
+    lines = result.stderr.splitlines()
+    assert result.stdout == ""
+    assert lines[0].startswith(f"zbsolve: error: T is no valid timetable: {count} violation")
+    assert 3 <= len(lines) <= 7
+    assert lines[-1] == "zbsolve check T --json lists all"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["SOUND", "T"]
+
+
 def test_emit_torch_csv(timetable, tmp_path):
     shown = call("emit", timetable, "--to", "torch-csv").stdout
     assert shown.splitlines()[0].startswith("0F0,")
@@ -257,6 +392,22 @@ def test_profile_measure(tmp_path, monkeypatch):
     assert "forward" in call("profile", "show", "p.json").stdout
 
 
+def test_profile_measure_tells_doubts_on_stderr(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lost_model_of_tests.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    sample = torch.full((2, 8), float('inf')), torch.zeros(2, 8)\n"
+        "    return [torch.nn.Linear(8, 8)], sample, torch.nn.functional.mse_loss\n"
+    )
+    line = ("profile", "measure", "lost_model_of_tests:make", "--repeats", "1", "--warmup", "0")
+    told = call(*line, "--json")
+    assert "WARNING: the loss of the sample is" in told.stderr
+    assert "WARNING: the loss of the sample is" in json.loads(told.stdout)["source"]["note"]
+    assert call(*line, "-q").stderr == ""
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -278,6 +429,37 @@ def test_schema(kind, tmp_path):
     assert json.loads(call("schema", kind).stdout) == schema(kind)
     call("schema", kind, "-o", str(tmp_path / "s.json"))
     assert json.loads((tmp_path / "s.json").read_text()) == schema(kind)
+
+
+BAD_LIMITS = {
+    "50%": "cannot read '50%'",
+    "1.5X": "cannot read '1.5X'",
+    "72gib": "cannot read '72gib'",
+    "1,5x": "2 limits by commas for 4 ranks",
+    "": "cannot read ''",
+    "-1x": "cannot read '-1x'",
+    "1x,1x,1y,1x": "cannot read '1y', the limit of rank 2",
+    "9999PiB": "cannot read '9999PiB'",
+    "1.5B": "cannot read '1.5B'",
+}
+
+
+@pytest.mark.parametrize("limit", BAD_LIMITS)
+def test_a_limit_that_cannot_be_read_is_answered_with_all_forms(tmp_path, limit):
+    profile = put_profile(tmp_path, small_profile(4))
+    timetable = put_timetable(tmp_path, small_timetable(4))
+    for line in ("solve PROFILE -m 3", "baseline 1f1b PROFILE -m 3", "compare PROFILE -m 3", "check T", "simulate T"):
+        words = line.replace("PROFILE", profile).replace(" T", f" {timetable}").split()
+        told = error_of(call(*words, "--memory", limit, code=2))
+        assert BAD_LIMITS[limit] in told
+        for form in ("bytes", "72GiB", "1.5x", "unlimited", "by commas"):
+            assert form in told.split("give ")[-1]
+
+
+def test_the_default_limit_is_said_as_it_is():
+    for verb, default in (("solve", "unlimited"), ("check", "the one in the file"), ("simulate", "the one in the")):
+        assert f"Default: {default}" in " ".join(call(verb, "--help").stdout.split())
+    assert "zb-v" not in call("baseline", "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -322,9 +504,15 @@ def test_placement_from_options(tmp_path, stages, options, ranks, name):
         ("--objective joy", "joy"),
         ("-m 0", "microbatches"),
         ("-m 99999999", "too large"),
-        ("-m 1e3", "1e3"),
+        ("-m 1e3", "'1e3' is not a whole number."),
+        ("-m 1.5", "'1.5' is not a whole number."),
+        ("--time-limit soon", "'soon' is not a number."),
+        ("-o ''", "the name of a file after -o is empty ('')"),
+        ("--start ''", "the name of a file is empty ('')"),
         ("--time-limit nan", "finite"),
-        ("--time-limit -1", "0 or more"),
+        ("--time-limit -1", "positive, finite number of seconds"),
+        ("--time-limit 0", "positive, finite number of seconds"),
+        ("--gap -1", "0 or more"),
         ("--gap inf", "finite"),
         ("--seed -1", "seed"),
         ("--workers 0", "workers"),
@@ -334,4 +522,17 @@ def test_placement_from_options(tmp_path, stages, options, ranks, name):
 )
 def test_options_that_make_no_sense_are_one_message(tmp_path, options, words):
     path = put_profile(tmp_path, small_profile(4))
-    assert words in error_of(call("solve", path, "-m", "2", *options.split(), code=2))
+    assert words in error_of(call("solve", path, "-m", "2", *shlex.split(options), code=2))
+
+
+def test_messages_of_click_are_laid_out_in_one_line(profile, timetable):
+    assert "Choose from: torch-csv. See `" in error_of(call("emit", timetable, code=2))
+    assert "Choose from: profile, timetable. See `" in error_of(call("schema", code=2))
+
+
+def test_one_is_no_plural(tmp_path):
+    profile, out = put_profile(tmp_path, small_profile(1)), str(tmp_path / "t.json")
+    told = call("baseline", "1f1b", profile, "-m", "1", "-o", out).stdout
+    assert "1 microbatch, 1 stage on 1 rank (linear)" in told
+    assert "operations on 1 rank, period" in call("check", out).stdout
+    assert "1 limit" not in call("solve", profile, "-m", "1", "--memory", "1,1", code=2).stderr

@@ -231,6 +231,17 @@ def test_a_failing_model_is_reported_with_its_own_words_and_place():
 
     with pytest.raises(InvalidInput, match=r"no such loss.*test_measure\.py, line"):
         measured([nn.Linear(3, 4)], torch.randn(2, 3), loss_fn=broken)
+
+    async def later(*values):
+        return values
+
+    class Later(nn.Linear):
+        forward = later
+
+    with pytest.raises(InvalidInput, match="loss function returned a coroutine"):
+        measured([nn.Linear(3, 4)], torch.randn(2, 3), loss_fn=later)
+    with pytest.raises(InvalidInput, match="stage 0 returned a coroutine"):
+        measured([Later(3, 4), nn.Linear(4, 4)], torch.randn(2, 3))
     with pytest.raises(InvalidInput, match="one element"):
         measured([nn.Linear(3, 4)], torch.randn(2, 3), loss_fn=lambda output, _: output)
 
@@ -254,6 +265,91 @@ def test_a_failing_model_is_reported_with_its_own_words_and_place():
 def test_what_cannot_be_measured_is_refused(stages, inputs, options, message):
     with pytest.raises(InvalidInput, match=message):
         measured(stages, inputs, **options)
+
+
+def test_stages_that_share_weights_are_refused():
+    same = nn.Linear(2, 2)
+    with pytest.raises(InvalidInput, match="stages 0 and 2 are the same module"):
+        measured([same, nn.ReLU(), same], torch.ones(1, 2))
+    with pytest.raises(InvalidInput, match=r"stages 0 and 1 share a weight \(weight and 1\.weight\)"):
+        measured([same, nn.Sequential(nn.ReLU(), same)], torch.ones(1, 2))
+    tied, view = nn.Linear(2, 2), nn.Linear(2, 2)
+    tied.weight = same.weight
+    view.weight.data = same.weight.data.t()
+    for other in (tied, view):
+        with pytest.raises(InvalidInput, match="stages 0 and 1 share a weight"):
+            measured([same, other], torch.ones(1, 2))
+
+
+def test_stages_may_share_what_has_no_weights_and_be_tied_within():
+    act, tied = nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    profile = measured([nn.Sequential(nn.Linear(2, 2), act), nn.Sequential(tied, act)], torch.ones(1, 2))
+    assert "WARNING: on stage" not in profile.source.note
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_told(value):
+    told = []
+    profile = measured([nn.Linear(2, 2)], torch.full((1, 2), value), warn=told.append)
+    (warning,) = [text for text in told if "the loss of the sample is" in text]
+    assert warning.startswith("WARNING: ")
+    assert warning in profile.source.note
+    assert "the loss" not in measured([nn.Linear(2, 2)], torch.ones(1, 2)).source.note
+
+
+class Cut(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.layer, self.way = nn.Linear(2, 2), way
+
+    def forward(self, x):
+        if self.way == "no_grad":
+            with torch.no_grad():
+                return self.layer(x)
+        return self.layer(x.detach())
+
+
+@pytest.mark.parametrize("way", ["detach", "no_grad"])
+def test_a_stage_that_cuts_the_backward_is_told(way):
+    note = measured([nn.Linear(2, 2), Cut(way), nn.Linear(2, 2)], torch.ones(1, 2)).source.note
+    assert "WARNING: stage 1 gives its input no gradient" in note
+    assert "stage 2 gives" not in note
+    # nobody waits for the gradient of the first stage, or of a stage behind frozen ones
+    assert "gives its input" not in measured([Cut("detach"), nn.Linear(2, 2)], torch.ones(1, 2)).source.note
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    assert "gives its input" not in measured([frozen, Cut("detach")], torch.ones(1, 2)).source.note
+
+
+class Reentrant(nn.Module):
+    def __init__(self, *, also):
+        super().__init__()
+        self.also = also
+        self.first, self.block = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(self.block, x, use_reentrant=True) + self.first(x) + (self.block(x) if self.also else 0)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_reentrant_checkpoint_that_recomputes_nothing_is_told():
+    for also in (False, True):
+        note = measured([Reentrant(also=also), nn.Linear(2, 2)], torch.ones(1, 2)).source.note
+        assert "WARNING: a reentrant checkpoint on stage 0 gets no input that wants a gradient" in note
+        assert ("on stage 0 no gradient reaches block.weight, block.bias" in note) is not also
+    # its input wants a gradient: it recomputes
+    stage = nn.Sequential(nn.Linear(2, 2), Reentrant(also=False))
+    assert "checkpoint" not in measured([stage, nn.Linear(2, 2)], torch.ones(1, 2)).source.note
+
+
+def test_doubts_leave_the_gradients_of_the_caller():
+    stage = nn.Linear(2, 2)
+    mine = stage.weight.grad = torch.full((2, 2), 7.0)
+    measured([stage], torch.ones(1, 2))
+    assert stage.weight.grad is mine
+    assert bool((mine == 7).all())
 
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch):

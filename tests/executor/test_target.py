@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import textwrap
+import warnings
 
 import pytest
 
@@ -32,6 +34,10 @@ def no_target():
     return [nn.Linear(2, 2)], (torch.ones(1, 2), 3), nn.MSELoss()
 def no_loss():
     return [nn.Linear(2, 2)], (torch.ones(1, 2), torch.ones(1)), "mse"
+async def later():
+    pass
+def promise():
+    return later()
 number = 4
 """
 
@@ -42,7 +48,7 @@ def file(tmp_path, monkeypatch):
     path = tmp_path / "a_model_of_mine.py"
     path.write_text(textwrap.dedent(GOOD), encoding="utf-8")
     (tmp_path / "broken.py").write_text("import a_module_that_is_not_there\n", encoding="utf-8")
-    (tmp_path / "unreadable.py").write_text("def (:\n", encoding="utf-8")
+    (tmp_path / "unreadable.py").write_text("# one\n# two\ndef (:\n", encoding="utf-8")
     return path
 
 
@@ -83,9 +89,15 @@ def test_a_sequential_is_a_list_of_stages_and_lists_become_tuples(file):
         ("a_model_of_mine:no_loss", "as its loss"),
         ("broken.py:model", "a_module_that_is_not_there"),
         ("broken:model", "a_module_that_is_not_there"),
-        ("unreadable.py:model", "SyntaxError"),
+        ("unreadable.py:model", r"SyntaxError: .*\(.*/unreadable\.py, line 3\)$"),
+        ("unreadable:model", r"SyntaxError: .*\(.*/unreadable\.py, line 3\)$"),
+        ("a_model_of_mine:later", "is an async function"),
+        ("a_model_of_mine:promise", "returned a coroutine"),
     ],
 )
 def test_refusals_name_what_is_wrong(file, spec, message):
-    with pytest.raises(InvalidInput, match=message):
-        load_target(spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a coroutine that nobody awaited
+        with pytest.raises(InvalidInput, match=message):
+            load_target(spec)
+        gc.collect()

@@ -6,15 +6,36 @@ the problem's memory limit is returned all the same: `check` and `metrics` tell.
 
 from __future__ import annotations
 
-from zbsolve.catalog import one_f_one_b, sequential, zero_bubble
-from zbsolve.catalog.schedule import Schedule
+from zbsolve.catalog import (
+    bidirectional,
+    controllable_memory,
+    hanayo,
+    interleaved,
+    looped,
+    one_f_one_b,
+    sequential,
+    zb_v,
+    zero_bubble,
+)
+from zbsolve.catalog.schedule import Member, Schedule
 from zbsolve.errors import InvalidInput
 from zbsolve.problem import Problem
 from zbsolve.timetable import Order
 
 __all__ = ["Schedule", "baseline", "schedules"]
 
-_MEMBERS = {m.schedule.name: m for m in (*sequential.MEMBERS, *one_f_one_b.MEMBERS, *zero_bubble.MEMBERS)}
+_FAMILIES = (
+    sequential,
+    one_f_one_b,
+    looped,
+    interleaved,
+    zero_bubble,
+    zb_v,
+    controllable_memory,
+    bidirectional,
+    hanayo,
+)
+_MEMBERS: dict[str, Member] = {member.schedule.name: member for family in _FAMILIES for member in family.MEMBERS}
 
 
 def schedules() -> tuple[Schedule, ...]:

@@ -1,16 +1,15 @@
-"""What a published schedule is, and the conditions that several of them share."""
+"""What a published schedule is, and what the members share in making rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from zbsolve.errors import ScheduleConditionError
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.timetable import Order
 
-__all__ = ["Member", "Schedule", "backward", "require_one_stage_a_rank", "require_split"]
+__all__ = ["Member", "Schedule", "backward", "ordered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,41 +52,6 @@ def backward(problem: Problem, stage: int, microbatch: int) -> tuple[Op, ...]:
     return (Op(Kind.BACKWARD_INPUT, stage, microbatch), Op(Kind.BACKWARD_WEIGHT, stage, microbatch))
 
 
-def require_one_stage_a_rank(problem: Problem, name: str) -> tuple[int, ...]:
-    """Return the rank of every stage if each rank holds exactly one, for all microbatches.
-
-    Raises
-    ------
-    ScheduleConditionError
-        If a rank holds several stages, or microbatches take different routes.
-    """
-    placement = problem.placement
-    route = placement.routes[0]
-    for rank in range(placement.ranks):
-        held = placement.stages_of(rank)
-        if len(held) > 1:
-            raise ScheduleConditionError(
-                f"{name} is for one stage a rank, but rank {rank} holds stages {', '.join(map(str, held))} "
-                f"(placement {placement.name}); use one stage a rank, or a schedule for any placement: naive, gpipe"
-            )
-    if any(other != route for other in placement.routes):
-        raise ScheduleConditionError(
-            f"{name} sends all microbatches one way, but the placement has {len(placement.routes)} routes; "
-            "use a placement with one, or a schedule for any placement: naive, gpipe"
-        )
-    return route
-
-
-def require_split(problem: Problem, name: str) -> None:
-    """Check that B and W may stand apart.
-
-    Raises
-    ------
-    ScheduleConditionError
-        If the problem allows the fused backward only.
-    """
-    if "split" not in problem.allow:
-        raise ScheduleConditionError(
-            f"{name} lives on B and W being apart, but the problem allows fused backwards only; "
-            "allow 'split', or use a schedule with whole backwards: gpipe, 1f1b, naive"
-        )
+def ordered(problem: Problem, rows: Mapping[int, Iterable[Op]]) -> Order:
+    """The order with these rows, given by rank."""
+    return Order(tuple(tuple(rows[rank]) for rank in range(problem.placement.ranks)))

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from zbsolve.catalog.conditions import require_one_stage_a_rank, require_split
 from zbsolve.catalog.greedy import SWITCHES, Costs, greedy_rows
-from zbsolve.catalog.schedule import Member, Schedule, require_one_stage_a_rank, require_split
+from zbsolve.catalog.schedule import Member, Schedule
 from zbsolve.metrics import peak_bytes
 from zbsolve.opgraph import KINDS, Int32, Int64, OpGraph
 from zbsolve.ops import Kind, Op

@@ -36,9 +36,16 @@ def judge(timetable: Timetable, *, must_fit: bool, claimed_ns: int | None = None
 
 
 def deliver(
-    made: Solution | tuple[Timetable, Metrics], out: Output, output: str | None, *, must_fit: bool = False
+    made: Solution | tuple[Timetable, Metrics],
+    out: Output,
+    output: str | None,
+    *,
+    must_fit: bool = False,
+    published: str | None = None,
 ) -> None:
     """Write a timetable if asked to, and tell its figures; one that does not fit its limit is told but not written.
+
+    A `published` schedule, which nobody searched for, is told by its name.
 
     Raises
     ------
@@ -60,7 +67,7 @@ def deliver(
     if out.as_json:
         out.data({**fields, "file": written})
     else:
-        out.show(figures(timetable.problem, metrics, proof))
+        out.show(figures(timetable.problem, metrics, proof, published))
     if unfit:
         if output is not None:
             out.say(f"nothing was written to {output}: the timetable does not fit the memory limit")

@@ -11,11 +11,17 @@ from collections.abc import Iterator
 import click
 
 from zbsolve.cli._text import inert, one_line
-from zbsolve.errors import InvalidTimetable, ZbsolveError
+from zbsolve.errors import Infeasible, InvalidTimetable, ZbsolveError
+from zbsolve.units import format_bytes
 
-__all__ = ["endings_of_a_verb", "report"]
+__all__ = ["endings_of_a_verb", "limits_that_fit", "report"]
 
 FAILED, USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
+
+TYPES = {"integer range": "a whole number", "integer": "a whole number", "float range": "a number", "float": "a number"}
+"""What click calls a type, in plain words."""
+
+MOST_LIMITS_LISTED = 64
 
 
 @contextlib.contextmanager
@@ -23,8 +29,7 @@ def endings_of_a_verb() -> Iterator[None]:
     """End without a word where the reader of our output has gone, as `| head` does, and in one line on Ctrl-C."""
     try:
         yield
-        if sys.stdout is not None:  # closed by whoever started us
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:
         # what is still buffered would be flushed, and fail, once more when the interpreter ends
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -52,13 +57,15 @@ def _told(error: BaseException) -> tuple[str, int]:
     match error:
         case InvalidTimetable():  # the only message made of several lines: one a violation
             return "error: " + "\n".join(inert(line) for line in str(error).splitlines()), error.exit_code
+        case Infeasible():
+            return f"error: {limits_that_fit(error)}", error.exit_code
         case ZbsolveError():
             return f"error: {one_line(error)}", error.exit_code
         case click.UsageError():
             asked = error.ctx.command_path if error.ctx else "zbsolve"
-            return f"error: {one_line(error.format_message())} See `{asked} --help`.", error.exit_code
+            return f"error: {_clicks_words(error)} See `{asked} --help`.", error.exit_code
         case click.ClickException():
-            return f"error: {one_line(error.format_message())}", error.exit_code
+            return f"error: {_clicks_words(error)}", error.exit_code
         case KeyboardInterrupt() | click.Abort():
             return "interrupted", INTERRUPTED
         case MemoryError():
@@ -71,6 +78,29 @@ def _told(error: BaseException) -> tuple[str, int]:
         "with ZBSOLVE_DEBUG=1 it shows the traceback",
         FAILED,
     )
+
+
+def _clicks_words(error: click.ClickException) -> str:
+    """A message of click without its layout and its names of types."""
+    text = one_line(" ".join(error.format_message().split()))
+    for name, words in TYPES.items():
+        text = text.replace(f"is not a valid {name}.", f"is not {words}.")
+    return text if text.endswith((".", "?")) else text + "."
+
+
+def limits_that_fit(error: Infeasible) -> str:
+    """Say which `--memory` would do: one for all ranks, and one a rank where their needs differ."""
+    least = error.smallest_limit_bytes
+    most = max(least, default=0)
+    said = (
+        "no timetable fits the memory limit, not even with one microbatch at a time; the smallest that fits "
+        f"every rank is --memory {most} ({format_bytes(most)})"
+    )
+    if len(set(least)) < 2:
+        return said
+    if len(least) > MOST_LIMITS_LISTED:
+        return f"{said}; some ranks need less, --json lists the smallest limit of each"
+    return f"{said}, the smallest of each rank --memory {','.join(map(str, least))}"
 
 
 def os_message(error: OSError) -> str:

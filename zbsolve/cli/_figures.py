@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from zbsolve.cli._text import inert
-from zbsolve.units import format_bytes, format_ns
+from zbsolve.units import counted, format_bytes, format_ns
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from zbsolve.problem import Problem
     from zbsolve.solution import Metrics, Solution
 
-__all__ = ["figures", "fits", "grid", "metrics_fields", "problem_fields", "solution_fields", "table"]
+__all__ = ["figures", "fits", "gap_of", "grid", "metrics_fields", "problem_fields", "solution_fields", "table"]
 
 MOST_RANKS_LISTED = 16
 
@@ -22,6 +23,13 @@ def fits(problem: Problem, metrics: Metrics) -> bool:
     """Whether the peak of every rank is within its limit."""
     limits = problem.limit_bytes
     return all(limit is None or peak <= limit for peak, limit in zip(metrics.peak_bytes, limits, strict=True))
+
+
+def gap_of(value_ns: int, bound_ns: int) -> float:
+    """Value / bound - 1; infinite above a bound of 0."""
+    if value_ns == bound_ns:
+        return 0.0
+    return value_ns / bound_ns - 1 if bound_ns else math.inf
 
 
 def problem_fields(problem: Problem) -> dict[str, object]:
@@ -91,13 +99,16 @@ def grid(rows: list[tuple[str, str]]) -> Table:
     return made
 
 
-def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None) -> Table:
-    """Everything there is to tell of one timetable."""
+def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None, published: str | None = None) -> Table:
+    """Everything there is to tell of one timetable; a published schedule was not searched for, and says its name."""
     rows = []
+    if published is not None:
+        rows.append(("schedule", published))
     name = problem.profile.name
-    asked = f"{problem.microbatches} microbatches, {problem.placement.stages} stages on {problem.placement.ranks} ranks"
+    stages, ranks = counted(problem.placement.stages, "stage"), counted(problem.placement.ranks, "rank")
+    asked = f"{counted(problem.microbatches, 'microbatch')}, {stages} on {ranks}"
     rows.append(("problem", f"{name + ': ' if name else ''}{asked} ({problem.placement.name})"))
-    if proof is not None:
+    if proof is not None and published is None:
         rows.append(("status", proof.status))
     rows.append(("period", _exactly(metrics.period_ns)))
     rows.append(("makespan", _exactly(metrics.makespan_ns)))
@@ -106,7 +117,7 @@ def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None) -
         rows.append(("gap", f"{proof.gap:.2%}"))
     rows.append(("bubble", f"{metrics.bubble:.4f} = {metrics.bubble_formula}"))
     rows += _memory_rows(problem, metrics)
-    if proof is not None:
+    if proof is not None and published is None:
         rows.append(("found by", f"{proof.method} in {proof.seconds:.1f} s, seed {proof.seed}"))
     return grid(rows)
 

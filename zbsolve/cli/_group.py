@@ -14,6 +14,8 @@ from zbsolve.cli import _errors
 
 __all__ = ["VerbGroup"]
 
+NO_STDOUT = "standard output is closed, so no answer could be told; send it to /dev/null where it is not wanted."
+
 
 class VerbGroup(click.Group):
     """Verbs by name.
@@ -64,6 +66,8 @@ class VerbGroup(click.Group):
         """Run the command line and end the process with its exit code, as `click.Group.main` does."""
         if not standalone_mode:
             return super().main(args, prog_name, standalone_mode=False, **extra)
+        if sys.stdout is None:  # as `>&-` leaves it: an answer that nobody can hear must not look like "fine"
+            sys.exit(_errors.report(click.UsageError(NO_STDOUT)))
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character still gets the rest
                 stream.reconfigure(errors="backslashreplace")

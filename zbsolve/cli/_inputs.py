@@ -8,14 +8,36 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zbsolve.errors import InvalidTimetable
+from zbsolve.units import counted
+
 if TYPE_CHECKING:
     from zbsolve.files import SolverRecord
     from zbsolve.profile import Profile
-    from zbsolve.timetable import Timetable
+    from zbsolve.timetable import Timetable, Violation
 
-__all__ = ["read_claimed", "read_profile", "read_timetable", "titles"]
+__all__ = ["BrokenFile", "read_claimed", "read_profile", "read_sound", "read_timetable", "titles"]
 
 STDIN, STDIN_NAME = "-", "standard input"
+
+MOST_TOLD = 5
+
+
+class BrokenFile(InvalidTimetable):
+    """A timetable file that breaks rules was given where only a sound one has figures worth telling."""
+
+    def __init__(self, path: str, violations: tuple[Violation, ...]) -> None:
+        super().__init__(violations)
+        self.path = path
+
+    def __str__(self) -> str:
+        count = len(self.violations)
+        name = STDIN_NAME if self.path == STDIN else self.path
+        head = f"{name} is no valid timetable: {counted(count, 'violation')}"
+        lines = [f"{head}, the first are:" if count > MOST_TOLD else f"{head}:"]
+        lines += [f"  {v.code}: {v.message}" for v in self.violations[:MOST_TOLD]]
+        lines.append(f"zbsolve check {self.path} --json lists all")
+        return "\n".join(lines)
 
 
 def _content(path: str) -> tuple[bytes, str]:
@@ -26,6 +48,8 @@ def _content(path: str) -> tuple[bytes, str]:
         if sys.stdin is None:  # closed by whoever started us
             raise click.UsageError("there is no standard input to read from.")
         return sys.stdin.buffer.read(), STDIN_NAME
+    if not path.strip():
+        raise click.UsageError(f"the name of a file is empty ({path!r}); give a path, or - for standard input.")
     return read_regular(path), path
 
 
@@ -41,6 +65,22 @@ def read_timetable(path: str) -> Timetable:
     from zbsolve.files import read_timetable_bytes
 
     return read_timetable_bytes(*_content(path))
+
+
+def read_sound(path: str) -> Timetable:
+    """Read a timetable and judge it by its own problem.
+
+    Raises
+    ------
+    BrokenFile
+        If it breaks a rule: then its times are too good to be true, or mean nothing.
+    """
+    from zbsolve.check import violations
+
+    given = read_timetable(path)
+    if found := violations(given.problem, given):
+        raise BrokenFile(path, found)
+    return given
 
 
 def read_claimed(path: str) -> tuple[Timetable, SolverRecord | None]:

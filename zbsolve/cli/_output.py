@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
@@ -9,7 +10,8 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +22,13 @@ from zbsolve.cli._text import inert
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Output", "Verb", "colour_wanted", "columns", "output_option", "talk_options"]
+__all__ = ["Output", "Verb", "colour_wanted", "columns", "output_option", "stdout_to_stderr", "talk_options"]
 
 Verb = Callable[..., Any]
 
 STDOUT = "-"
+
+STDOUT_FILENO, STDERR_FILENO = 1, 2
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,25 @@ class Output:
         """Print one JSON value; numbers that JSON cannot hold become null."""
         click.echo(json.dumps(_plain(value), allow_nan=False, indent=2))
 
-    def for_file(self, path: str | None) -> Output:
-        """Prepare to write a file: refuse early, before any long work, what could not be written late."""
+    def for_file(self, path: str | None, *inputs: str | None, beside: str = "") -> Output:
+        """Prepare to write a file: refuse early, before any long work, what could not or should not be written late.
+
+        Parameters
+        ----------
+        path
+            The file, `-` for stdout, or None if nothing is to be written.
+        inputs
+            The files that are read: a result never takes the place of one.
+        beside
+            Suffix of a second file that is written beside the first.
+        """
         if path is None:
             return self
+        if not path.strip():
+            raise click.UsageError(f"the name of a file after -o is empty ({path!r}); give a path, or - for stdout.")
+        for written in (path, path + beside):
+            if path != STDOUT and any(given and _same_file(written, given) for given in inputs):
+                raise click.UsageError(f"-o would overwrite {written}, which is read here; give another file.")
         if path == STDOUT:
             if self.as_json:
                 raise click.UsageError("--json and -o - both want stdout; give a file to one of them.")
@@ -100,6 +119,16 @@ class Output:
         self.say(f"wrote {path}")
 
 
+def _same_file(path: str, other: str) -> bool:
+    """Whether two paths lead to one file, whatever they are called."""
+    if other == STDOUT:
+        return False
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):  # one of them does not exist, or cannot be a path
+        return False
+
+
 def colour_wanted(stream: Any = None) -> bool:
     """Whether colour helps on a stream (stdout): a terminal, and NO_COLOR is not set."""
     stream = stream or sys.stdout
@@ -109,6 +138,41 @@ def colour_wanted(stream: Any = None) -> bool:
 def columns() -> int:
     """Columns to draw in: those of the terminal, else 100."""
     return max(40, shutil.get_terminal_size(fallback=(100, 24)).columns)
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Turn whatever this process and its children print meanwhile into talk: Python, C++ and `os.system` alike."""
+    _flush_all()
+    try:
+        kept = os.dup(STDOUT_FILENO)
+        try:
+            os.dup2(STDERR_FILENO, STDOUT_FILENO)
+        except OSError:  # there is no stderr either
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), STDOUT_FILENO)
+    except OSError:  # there is no stdout to keep clean
+        kept = None
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # a stand-in for stdout may have no descriptor
+            yield
+    finally:
+        _flush_all()
+        if kept is not None:
+            os.dup2(kept, STDOUT_FILENO)
+            os.close(kept)
+
+
+def _flush_all() -> None:
+    """Send on what Python and C hold back, or it would come out later, elsewhere."""
+    for stream in (sys.stdout, sys.__stdout__):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+    with contextlib.suppress(ImportError, OSError, AttributeError, TypeError):
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)
 
 
 class _Page(io.StringIO):

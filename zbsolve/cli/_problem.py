@@ -6,21 +6,25 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from zbsolve.cli._output import Verb
+from zbsolve.errors import UnitError
+from zbsolve.units import counted
 
 if TYPE_CHECKING:
     from zbsolve.placement import Placement
     from zbsolve.problem import Limit, Objective, Problem
     from zbsolve.profile import Profile
 
-__all__ = ["Asked", "Search", "memory_limit", "memory_option", "problem_options", "search_options"]
+__all__ = ["Asked", "Search", "memory_option", "problem_options", "search_options", "with_memory"]
 
 UNLIMITED = "unlimited"
+
+MEMORY_FORMS = "bytes (6200), a size (72GiB), times what 1F1B needs (1.5x), unlimited, or one of these a rank by commas"
 
 _RANK_LIST = re.compile(r"\d{1,6}(,\d{1,6})*", re.ASCII)
 _NAMES = ("linear", "looped", "v", "wave", "bidirectional")
@@ -42,13 +46,8 @@ class Asked:
         from zbsolve.problem import Problem
 
         where = _placement(self.placement or placement, len(profile.stages), self.ranks, self.chunks)
-        return Problem(
-            profile=profile,
-            placement=where,
-            microbatches=self.microbatches,
-            memory_limit=memory_limit(self.memory if self.memory is not None else memory),
-            objective=self.objective,
-        )
+        problem = Problem(profile=profile, placement=where, microbatches=self.microbatches, objective=self.objective)
+        return with_memory(problem, self.memory if self.memory is not None else memory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +63,37 @@ class Search:
     require_optimal: bool
 
 
-def memory_limit(text: str | None) -> Limit | tuple[Limit, ...]:
-    """Read `--memory`: one limit, or one a rank by commas."""
+def with_memory(problem: Problem, text: str | None) -> Problem:
+    """The problem with the limits that `--memory` gives: one for all ranks, or one a rank by commas; None is silent.
+
+    Raises
+    ------
+    UsageError
+        If a limit cannot be read, or there is not one for each rank.
+    """
     if text is None:
-        return None
+        return problem
     parts = tuple(None if part.strip() == UNLIMITED else part.strip() for part in text.split(","))
-    return parts[0] if len(parts) == 1 else parts
+    ranks = problem.placement.ranks
+    if len(parts) not in (1, ranks):
+        raise click.UsageError(
+            f"--memory {text}: {len(parts)} limits by commas for {counted(ranks, 'rank')}; give {MEMORY_FORMS}."
+        )
+    limit = parts[0] if len(parts) == 1 else parts
+    try:
+        return replace(problem, memory_limit=limit)
+    except UnitError:
+        raise click.UsageError(f"--memory {text}: {_unreadable(problem, parts)}; give {MEMORY_FORMS}.") from None
+
+
+def _unreadable(problem: Problem, parts: tuple[Limit, ...]) -> str:
+    """Which of the limits it is."""
+    for rank, part in enumerate(parts):
+        try:
+            replace(problem, memory_limit=part)
+        except UnitError:
+            return f"cannot read {part!r}" + (f", the limit of rank {rank}" if len(parts) > 1 else "")
+    raise AssertionError("all limits can be read")
 
 
 def _placement(text: str, stages: int, ranks: int | None, chunks: int | None) -> Placement:
@@ -78,28 +102,33 @@ def _placement(text: str, stages: int, ranks: int | None, chunks: int | None) ->
     if _RANK_LIST.fullmatch(text):
         given = Placement.custom(int(rank) for rank in text.split(","))
         if ranks is not None and ranks != given.ranks:
-            raise click.UsageError(f"--ranks {ranks} does not fit --placement, which names {given.ranks} ranks.")
+            raise click.UsageError(
+                f"--ranks {ranks} does not fit --placement, which names {counted(given.ranks, 'rank')}."
+            )
         if chunks is not None and chunks * given.ranks != given.stages:
             raise click.UsageError(
-                f"--chunks {chunks} does not fit --placement: {given.stages} stages, {given.ranks} ranks."
+                f"--chunks {chunks} does not fit --placement: {counted(given.stages, 'stage')}, "
+                f"{counted(given.ranks, 'rank')}."
             )
         return given
     fixed = {"linear": 1, "v": 2, "bidirectional": 1}.get(text)
     if fixed is not None and chunks not in (None, fixed):
         other = ", v, wave" if text == "linear" else ", wave"
-        raise click.UsageError(f"--placement {text} has {fixed} chunk(s) a rank, not {chunks}; try looped{other}.")
+        raise click.UsageError(
+            f"--placement {text} has {counted(fixed, 'chunk')} a rank, not {chunks}; try looped{other}."
+        )
     chunks = fixed or chunks
     if chunks is None and ranks is None:
         raise click.UsageError(f"--placement {text} needs --ranks or --chunks.")
     if chunks is None:
         assert ranks is not None
-        chunks = _divided(stages, ranks, "ranks")
+        chunks = _divided(stages, ranks, "rank")
     if ranks is None:
-        ranks = _divided(stages, chunks, "chunks")
+        ranks = _divided(stages, chunks, "chunk")
     if ranks * chunks != stages:
         raise click.UsageError(
-            f"the profile has {stages} stages, but {ranks} ranks with {chunks} chunk(s) each hold {ranks * chunks}; "
-            "check --ranks, --chunks and --placement."
+            f"the profile has {counted(stages, 'stage')}, but {counted(ranks, 'rank')} with "
+            f"{counted(chunks, 'chunk')} each need {ranks * chunks}; check --ranks, --chunks and --placement."
         )
     match text:
         case "linear":
@@ -116,7 +145,9 @@ def _placement(text: str, stages: int, ranks: int | None, chunks: int | None) ->
 
 def _divided(stages: int, by: int, what: str) -> int:
     if stages % by:
-        raise click.UsageError(f"the {stages} stages of the profile cannot be dealt evenly to {by} {what}.")
+        raise click.UsageError(
+            f"the profile has {counted(stages, 'stage')}, which cannot be dealt evenly to {counted(by, what)}."
+        )
     return stages // by
 
 
@@ -126,23 +157,24 @@ def _check_placement(ctx: click.Context, option: click.Parameter, text: str | No
     return text
 
 
-def _finite(ctx: click.Context, option: click.Parameter, value: float) -> float:
+def _seconds(ctx: click.Context, option: click.Parameter, value: float) -> float:
+    if not math.isfinite(value) or value <= 0:
+        raise click.BadParameter("must be a positive, finite number of seconds.")
+    return value
+
+
+def _ratio(ctx: click.Context, option: click.Parameter, value: float) -> float:
     if not math.isfinite(value) or value < 0:
         raise click.BadParameter("must be a finite number, 0 or more.")
     return value
 
 
-def memory_option(verb: Verb) -> Verb:
-    """Give a verb `--memory`."""
-    return click.option(
-        "--memory",
-        metavar="LIMIT",
-        help="Limit per rank: 72GiB, 6200 (bytes), 1.5x (times what 1F1B needs), or one a rank by commas; "
-        "default unlimited.",
-    )(verb)
+def memory_option(default: str) -> Callable[[Verb], Verb]:
+    """Give a verb `--memory`; `default` says what holds without it."""
+    return click.option("--memory", metavar="LIMIT", help=f"Limit per rank: {MEMORY_FORMS}. Default: {default}.")
 
 
-def problem_options(*, required: bool = True) -> Callable[[Verb], Verb]:
+def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -> Callable[[Verb], Verb]:
     """Give a verb the options of a problem; it receives them as `asked`, an `Asked`."""
 
     def decorate(verb: Verb) -> Verb:
@@ -166,7 +198,7 @@ def problem_options(*, required: bool = True) -> Callable[[Verb], Verb]:
         @click.option(
             "--chunks", metavar="K", type=click.IntRange(min=1), help="Stages a rank; default stages / ranks."
         )
-        @memory_option
+        @memory_option(memory_default)
         @click.option(
             "--objective",
             type=click.Choice(["period", "makespan"]),
@@ -208,7 +240,7 @@ def search_options(verb: Verb) -> Verb:
         type=float,
         default=60.0,
         show_default=True,
-        callback=_finite,
+        callback=_seconds,
         metavar="SECONDS",
         help="Stop then.",
     )
@@ -219,7 +251,7 @@ def search_options(verb: Verb) -> Verb:
         type=float,
         default=0.0,
         show_default=True,
-        callback=_finite,
+        callback=_ratio,
         help="Stop at value / bound - 1 = GAP.",
     )
     @click.option("--require-optimal", is_flag=True, help="Exit with 5 unless the timetable is proven optimal.")

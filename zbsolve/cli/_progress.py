@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -18,29 +16,46 @@ from zbsolve.units import format_ns
 if TYPE_CHECKING:
     from zbsolve.solver import Progress
 
-__all__ = ["progress_on_stderr", "termination_is_interruption"]
+__all__ = ["progress_on_stderr"]
 
 ERASE_LINE = "\r\x1b[K"
 
 
+LINE_EVERY_S, REDRAWN_EVERY_S = 0.5, 0.1
+"""Least time between two lines, and between two states of the line on a terminal."""
+
+
 @contextmanager
 def progress_on_stderr(out: Output) -> Iterator[Callable[[Progress], None] | None]:
-    """A listener for the solver; None where nothing is to be told."""
+    """A listener for the solver; None where nothing is to be told.
+
+    A line is told only where value or bound changed as shown, the first at once, then one now and
+    then; what came too soon after another is told at the end if nothing newer was.
+    """
     if out.quiet:
         yield None
         return
     live = sys.stderr is not None and sys.stderr.isatty()
-    last = ""
+    every = REDRAWN_EVERY_S if live else LINE_EVERY_S
+    shown: tuple[str, str] | None = None
+    told_at = -every
+    waiting: Progress | None = None
+
+    def tell(progress: Progress) -> None:
+        nonlocal shown, told_at, waiting
+        waiting, told_at, shown = None, progress.seconds, _figures(progress)
+        start, end = (f"{ERASE_LINE}{progress.seconds:6.1f} s", "") if live else (f"{progress.seconds:.1f} s", "\n")
+        with suppress(OSError):  # a search goes on where nobody reads of its progress any more
+            click.echo(f"{start}  {describe(progress)}{end}", err=True, nl=False)
 
     def listen(progress: Progress) -> None:
-        nonlocal last
-        text = describe(progress)
-        with suppress(OSError):  # a search goes on where nobody reads of its progress any more
-            if live:
-                click.echo(f"{ERASE_LINE}{progress.seconds:6.1f} s  {text}", err=True, nl=False)
-            elif text != last:
-                click.echo(f"{progress.seconds:.1f} s  {text}", err=True)
-        last = text
+        nonlocal waiting
+        if _figures(progress) == shown:
+            waiting = None
+        elif progress.seconds - told_at < every:
+            waiting = progress
+        else:
+            tell(progress)
 
     try:
         yield listen
@@ -48,30 +63,17 @@ def progress_on_stderr(out: Output) -> Iterator[Callable[[Progress], None] | Non
         if live:
             with suppress(OSError):
                 click.echo(ERASE_LINE, err=True, nl=False)
+        elif waiting is not None:
+            tell(waiting)
+
+
+def _figures(progress: Progress) -> tuple[str, str]:
+    """Value and bound as they are shown."""
+    return format_ns(progress.value_ns), format_ns(progress.lower_bound_ns)
 
 
 def describe(progress: Progress) -> str:
     """One line: incumbent, bound, gap, and who found them."""
-    value = "nothing yet" if progress.value_ns is None else format_ns(progress.value_ns)
-    gap = "" if progress.value_ns is None or progress.gap is None else f", gap {progress.gap:.2%}"
+    value, bound = _figures(progress)
     arm = "" if progress.arm in ("", progress.method) else f"; {progress.arm}"
-    return inert(
-        f"best {value} ({progress.method}), bound {format_ns(progress.lower_bound_ns)} ({progress.bound}){gap}{arm}"
-    )
-
-
-@contextmanager
-def termination_is_interruption() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C meanwhile: batch systems end jobs that way, and the best is worth keeping."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return inert(f"best {value} ({progress.method}), bound {bound} ({progress.bound}), gap {progress.gap:.2%}{arm}")

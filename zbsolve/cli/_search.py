@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zbsolve.cli import _inputs
+from zbsolve.cli._errors import limits_that_fit
 from zbsolve.cli._output import Output
 from zbsolve.cli._problem import Search
-from zbsolve.cli._progress import progress_on_stderr, termination_is_interruption
-from zbsolve.errors import Infeasible, NothingFound
+from zbsolve.cli._progress import progress_on_stderr
+from zbsolve.errors import Infeasible, NothingFound, OrderError
+from zbsolve.units import counted
 
 if TYPE_CHECKING:
     from zbsolve.problem import Problem
     from zbsolve.solution import Solution
+    from zbsolve.timetable import Order, Violation
 
 __all__ = ["no_answer_told", "run_search"]
 
@@ -25,16 +29,56 @@ def no_answer_told(out: Output) -> Iterator[None]:
     try:
         yield
     except Infeasible as error:
-        _tell(out, "infeasible", error, smallest_limit_bytes=list(error.smallest_limit_bytes))
+        _tell(out, "infeasible", limits_that_fit(error), smallest_limit_bytes=list(error.smallest_limit_bytes))
         raise
     except NothingFound as error:
-        _tell(out, "nothing_found", error)
+        _tell(out, "nothing_found", str(error))
         raise
 
 
-def _tell(out: Output, status: str, error: Exception, **fields: object) -> None:
+def _tell(out: Output, status: str, message: str, **fields: object) -> None:
     if out.as_json:
-        out.data({"status": status, "message": str(error), **fields})
+        out.data({"status": status, "message": message, **fields})
+
+
+def _start(path: str, problem: Problem, out: Output) -> Order | None:
+    """The order of a file as the solver can use it; None, with a note, where it cannot although it is sound.
+
+    Raises
+    ------
+    OrderError
+        If it is no order of the problem or can never finish.
+    """
+    from zbsolve.check import violations
+    from zbsolve.solver.stretching import stretch
+
+    given = _inputs.read_timetable(path)
+    order, asked = given.order, problem.microbatches
+    name = "--start" if path == _inputs.STDIN else f"--start {path}"
+    if given.problem.microbatches != asked:
+        if given.problem.placement.routes != problem.placement.routes:
+            raise OrderError(f"{name} is of another placement, {given.problem.placement.name}; give one of the same")
+        _refuse(name, violations(replace(given.problem, memory_limit=None), order))
+        stretched = stretch(order, asked)
+        if stretched is None or any(v.code != "memory" for v in violations(problem, stretched)):
+            out.say(f"{name} is not used: it cannot be carried over to {counted(asked, 'microbatch')}")
+            return None
+        order = stretched
+    found = violations(problem, order)
+    _refuse(name, tuple(v for v in found if v.code != "memory"))
+    if found:
+        out.say(f"{name} is not used: it does not fit the memory limit ({found[0].message})")
+        return None
+    return order
+
+
+def _refuse(name: str, found: tuple[Violation, ...]) -> None:
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise OrderError(
+            f"{name} is no order of this problem that can run: {found[0].code}: {found[0].message}{more}; "
+            "zbsolve check judges it by its own problem"
+        )
 
 
 def run_search(problem: Problem, search: Search, out: Output) -> Solution:
@@ -46,11 +90,13 @@ def run_search(problem: Problem, search: Search, out: Output) -> Solution:
         If nothing can fit the memory limit.
     NothingFound
         If the limits ended the search before it found a timetable.
+    OrderError
+        If the timetable to start from is no order of the problem or can never finish.
     """
     from zbsolve.solver import solve
 
-    start = None if search.start is None else _inputs.read_timetable(search.start).order
-    with termination_is_interruption(), progress_on_stderr(out) as listener:
+    start = None if search.start is None else _start(search.start, problem, out)
+    with progress_on_stderr(out) as listener:
         return solve(
             problem,
             time_limit_s=search.time_limit_s,

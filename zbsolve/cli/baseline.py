@@ -9,7 +9,7 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import deliver, require_optimal
-from zbsolve.cli._figures import table
+from zbsolve.cli._figures import gap_of, table
 from zbsolve.cli._output import Output, output_option, talk_options
 from zbsolve.cli._problem import Asked, Search, problem_options, search_options
 from zbsolve.cli._search import no_answer_told
@@ -32,7 +32,7 @@ SEARCH_OPTIONS = ("time_limit", "work_limit", "gap", "start", "seed", "workers")
 @click.argument("name", required=False)
 @click.argument("profile", required=False)
 @click.option("--list", "listed", is_flag=True, help="Name the published schedules; needs no profile.")
-@problem_options(required=False)
+@problem_options(required=False, memory_default="what the schedule is made for, else unlimited")
 @search_options
 @output_option("Write the timetable there.")
 @talk_options
@@ -51,7 +51,8 @@ def baseline(
     """Time the published schedule NAME on the costs of PROFILE.
 
     The options of a search are accepted, so that a `solve` command line can be reused, but there is
-    nothing to search. Without --memory, zb-1p and zb-v take 1x, zb-2p takes 2x.
+    nothing to search. Without --memory, a schedule that is made for a memory limit takes that one;
+    --list tells what each needs.
     """
     from zbsolve.catalog import schedules
 
@@ -66,7 +67,7 @@ def baseline(
     schedule = next((schedule for schedule in known if schedule.name == name), None)
     if schedule is None:
         raise click.UsageError(f"there is no schedule {name!r}; choose one of {', '.join(s.name for s in known)}.")
-    out = out.for_file(output)
+    out = out.for_file(output, profile)
     for option in SEARCH_OPTIONS:
         if ctx.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
             out.say(f"--{option.replace('_', '-')} has no effect: a published schedule is not searched for")
@@ -74,7 +75,7 @@ def baseline(
     problem = asked.problem(_inputs.read_profile(profile), placement=placement, memory=MEMORY_OF.get(name))
     with no_answer_told(out):
         made = as_solution(name, problem)
-    deliver(made, out, output)
+    deliver(made, out, output, published=name)
     if search.require_optimal:
         require_optimal(made)
 
@@ -98,7 +99,7 @@ def as_solution(name: str, problem: Problem) -> Solution:
         value_ns=value,
         lower_bound_ns=bound.value_ns,
         bound=bound.name,
-        gap=value / bound.value_ns - 1 if bound.value_ns else 0.0,
+        gap=gap_of(value, bound.value_ns),
         seconds=time.perf_counter() - began,
         seed=0,
         method=name,

@@ -9,7 +9,9 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import judge, require_optimal
+from zbsolve.cli._errors import limits_that_fit
 from zbsolve.cli._figures import fits, metrics_fields, problem_fields, table
+from zbsolve.cli._interrupts import no_interruption, one_interruption
 from zbsolve.cli._output import Output, output_option, talk_options
 from zbsolve.cli._problem import Asked, Search, problem_options, search_options
 from zbsolve.cli._search import run_search
@@ -80,39 +82,52 @@ def compare(
         return
     if not asked.microbatches:
         raise click.UsageError("with a PROFILE, give --microbatches; timetables are compared two or more at a time.")
-    out = out.for_file(output)
+    out = out.for_file(output, *files, search.start)
     _on_profile(files[0], asked, search, output, out)
 
 
 def _on_profile(path: str, asked: Asked, search: Search, output: str | None, out: Output) -> None:
-    from zbsolve.files import timetable_bytes
-    from zbsolve.solution import Bound
-
     _inputs.titles(tuple(p for p in (path, search.start) if p))
     problem = asked.problem(_inputs.read_profile(path))
     published, left_out = _published(problem)
-    solution: Solution | None = None
     trouble: ZbsolveError | None = None
-    try:
-        solution = run_search(problem, search, out)
-    except (Infeasible, NothingFound) as error:  # the published schedules are still worth telling
-        trouble = error
+    with one_interruption():
+        try:
+            solution = run_search(problem, search, out)
+        except (Infeasible, NothingFound) as error:  # the published schedules are still worth telling
+            solution, trouble = None, error
+        with no_interruption():
+            _tell_all(problem, published, left_out, solution, output, out)
+    if trouble is not None:
+        raise trouble
+    if search.require_optimal and solution is not None:
+        require_optimal(solution)
+
+
+def _tell_all(
+    problem: Problem,
+    published: dict[str, Metrics],
+    left_out: dict[str, str],
+    solution: Solution | None,
+    output: str | None,
+    out: Output,
+) -> None:
+    """Write the solution, if there is one, and tell it beside the published schedules."""
+    from zbsolve.files import timetable_bytes
+    from zbsolve.solution import Bound
+
     if solution is None:
         bound = _bound(problem)
     else:
         judge(solution.timetable, must_fit=True, claimed_ns=solution.value_ns)
         bound = Bound(solution.lower_bound_ns, solution.bound)
-        published["solved"] = solution.metrics
+        published = {**published, "solved": solution.metrics}
         if output is not None:
             out.write(output, timetable_bytes(solution))
     for name, why in left_out.items():
         out.say(f"left out {name}: {why}")
     rows = [Row(name, problem, metrics, bound) for name, metrics in published.items()]
     _tell(rows, {**problem_fields(problem), "left_out": left_out, "file": output if solution else None}, out)
-    if trouble is not None:
-        raise trouble
-    if search.require_optimal and solution is not None:
-        require_optimal(solution)
 
 
 def _published(problem: Problem) -> tuple[dict[str, Metrics], dict[str, str]]:
@@ -125,7 +140,10 @@ def _published(problem: Problem) -> tuple[dict[str, Metrics], dict[str, str]]:
     for schedule in schedules():
         try:
             timetable = simulate(problem, baseline(schedule.name, problem))
-        except (ScheduleConditionError, Infeasible) as error:
+        except Infeasible as error:
+            left_out[schedule.name] = limits_that_fit(error)
+            continue
+        except ScheduleConditionError as error:
             left_out[schedule.name] = str(error)
             continue
         judge(timetable, must_fit=False)
@@ -144,11 +162,9 @@ def _bound(problem: Problem) -> Bound | None:
 
 
 def _row_of_file(path: str, title: str) -> Row:
-    from zbsolve.check import check
     from zbsolve.metrics import metrics
 
-    timetable = _inputs.read_timetable(path)
-    check(timetable.problem, timetable)
+    timetable = _inputs.read_sound(path)
     return Row(title, timetable.problem, metrics(timetable), _bound(timetable.problem))
 
 
@@ -170,10 +186,15 @@ def _tell(rows: list[Row], about: dict[str, object], out: Output) -> None:
         )
     formulas = dict.fromkeys(row.metrics.bubble_formula for row in rows)
     bounds = dict.fromkeys(row.bound for row in rows if row.bound)
+    if any(row.gap is None for row in rows):
+        rest = ["- where there is no gap: the bound is of timetables that fit the memory limit"]
+    else:
+        rest = []
     out.show(
         made,
         *(f"bubble = {formula}" for formula in formulas),
         "gap = value / bound - 1",
+        *rest,
         *(_about_bound(bound, rows) for bound in bounds),
     )
 

@@ -18,10 +18,13 @@ __all__ = ["draw"]
 @click.option("--memory/--no-memory", default=True, show_default=True, help="Memory under each timetable of a picture.")
 @talk_options
 def draw(*, timetables: tuple[str, ...], output: str | None, width: int | None, memory: bool, out: Output) -> None:
-    """Draw timetables below each other on one time axis."""
-    out = out.for_file(output)
+    """Draw timetables below each other on one time axis.
+
+    They are judged first: exit code 1, and nothing is drawn, where one breaks a rule.
+    """
+    out = out.for_file(output, *timetables)
     names = [inert(title) for title in _inputs.titles(timetables)]
-    shown = [(name, _inputs.read_timetable(path)) for name, path in zip(names, timetables, strict=True)]
+    shown = [(name, _inputs.read_sound(path)) for name, path in zip(names, timetables, strict=True)]
     if output is None:
         from zbsolve.draw.terminal import gantt_stack
 

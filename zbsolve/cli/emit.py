@@ -24,15 +24,14 @@ def emit(*, timetable: str, target: str, output: str | None, out: Output) -> Non
     """Hand T.json to another tool.
 
     torch-csv is what torch.distributed.pipelining (and TorchTitan) loads: one row a rank, compute
-    operations only. The timetable is judged first.
+    operations only. The timetable is judged first: exit code 1, and nothing is written, where it
+    breaks a rule.
     """
-    from zbsolve.check import check
     from zbsolve.interop.torch import write_torch_csv
 
     path = None if output == STDOUT else output
-    out = out.for_file(output)
-    given = _inputs.read_timetable(timetable)
-    check(given.problem, given)
+    out = out.for_file(output, timetable, beside=".json")
+    given = _inputs.read_sound(timetable)
     if path is not None:
         written = [str(file) for file in write_torch_csv(given, path)]
         for file in written:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Literal
@@ -11,9 +10,9 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._figures import grid, table
-from zbsolve.cli._output import Output, output_option, talk_options
+from zbsolve.cli._output import Output, output_option, stdout_to_stderr, talk_options
 from zbsolve.cli._text import inert
-from zbsolve.units import format_bytes, format_ns
+from zbsolve.units import counted, format_bytes, format_ns
 
 if TYPE_CHECKING:
     from zbsolve.profile import Profile
@@ -72,13 +71,14 @@ def measure(
     """
     from zbsolve.files import profile_bytes
 
-    out = out.for_file(output)
+    module = target.rpartition(":")[0]
+    out = out.for_file(output, module, module.replace(".", os.sep) + ".py")
     sys.path.insert(0, os.getcwd())
-    with contextlib.redirect_stdout(sys.stderr):  # what the model prints is talk, not our result
+    with stdout_to_stderr():  # what the model prints is talk, not our result
         from zbsolve.executor.measure import load_target, measure_profile
 
         stages, sample, loss_fn = load_target(target)
-        out.say("measuring 1 stage" if len(stages) == 1 else f"measuring {len(stages)} stages")
+        out.say(f"measuring {counted(len(stages), 'stage')}")
         made = measure_profile(
             stages,
             sample,
@@ -89,6 +89,7 @@ def measure(
             threads=threads,
             clock=clock,
             name=name,
+            warn=out.say,
         )
     if output is not None:
         out.write(output, profile_bytes(made))
@@ -155,14 +156,14 @@ def _show(shown: Profile, out: Output) -> None:
 def _about(shown: Profile, imbalance: float) -> list[tuple[str, str]]:
     link, source = shown.link, shown.source
     speed = "" if link.bytes_per_second is None else f" + bytes / {format_bytes(link.bytes_per_second)} per s"
-    special = f", {len(link.overrides)} pair(s) of ranks differ" if link.overrides else ""
+    special = f", {counted(len(link.overrides), 'ordered pair')} of ranks apart" if link.overrides else ""
     rows = [
         ("imbalance", f"{imbalance:.2%}: most work of a stage / mean work - 1"),
         ("link", f"{format_ns(link.latency_ns)}{speed}{special}"),
     ]
     where = ", ".join(text for text in (source.host, source.device) if text)
     if where or source.samples:
-        rows.append(("measured", f"{where}, {source.samples} samples".lstrip(", ")))
+        rows.append(("measured", f"{where}, {counted(source.samples, 'sample')}".lstrip(", ")))
     if source.split:
         rows.append(("split by", source.split))
     if source.versions:

@@ -9,7 +9,7 @@ import click
 from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import deliver
 from zbsolve.cli._output import Output, output_option, talk_options
-from zbsolve.cli._problem import memory_limit, memory_option
+from zbsolve.cli._problem import memory_option, with_memory
 from zbsolve.errors import InvalidTimetable
 
 __all__ = ["simulate"]
@@ -18,7 +18,7 @@ __all__ = ["simulate"]
 @click.command()
 @click.argument("timetable", metavar="T.json")
 @click.option("--profile", metavar="PROFILE", help="Costs to time it under, instead of those in the file.")
-@memory_option
+@memory_option("the one in the file")
 @click.option(
     "--objective", type=click.Choice(["period", "makespan"]), help="What the times attain; default as in the file."
 )
@@ -36,17 +36,15 @@ def simulate(
     from zbsolve.metrics import metrics
     from zbsolve.simulate import simulate as timed
 
-    out = out.for_file(output)
+    out = out.for_file(output, timetable, profile)
     _inputs.titles(tuple(path for path in (timetable, profile) if path))
     given = _inputs.read_timetable(timetable)
     changes: dict[str, object] = {}
     if profile is not None:
         changes["profile"] = _inputs.read_profile(profile)
-    if memory is not None:
-        changes["memory_limit"] = memory_limit(memory)
     if objective is not None:
         changes["objective"] = objective
-    problem = dataclasses.replace(given.problem, **changes)  # type: ignore[arg-type]
+    problem = with_memory(dataclasses.replace(given.problem, **changes), memory)  # type: ignore[arg-type]
     broken = [violation for violation in violations(problem, given.order) if violation.code != "memory"]
     if broken:  # memory is told with the figures
         raise InvalidTimetable(broken)

@@ -17,7 +17,7 @@ import itertools
 import platform
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ import torch
 from zbsolve.errors import InvalidInput
 from zbsolve.executor.borders import Border, borders
 from zbsolve.executor.clock import Clock, clock_of
+from zbsolve.executor.doubts import doubts, refuse_shared
 from zbsolve.executor.held import held_bytes, storage_bytes
 from zbsolve.executor.link import measure_link
 from zbsolve.executor.stagework import StageWork, Tensors, tensors_of
@@ -53,6 +54,7 @@ def measure_profile(
     clock: Literal["wall", "processor"] = "wall",
     optimizer_copies: int = 2,
     name: str = "",
+    warn: Callable[[str], None] | None = None,
 ) -> Profile:
     """Measure what one microbatch costs on every stage of a model.
 
@@ -79,6 +81,8 @@ def measure_profile(
         Tensors of the parameters' size that the optimizer keeps; 2 for Adam.
     name
         Of the profile.
+    warn
+        Called with each warning; they stand in the note of the profile's source too.
 
     Returns
     -------
@@ -91,9 +95,11 @@ def measure_profile(
     Raises
     ------
     InvalidInput
-        If the arguments are not as described, or the model's own code fails; then with its message.
+        If the arguments are not as described, if stages share weights, or if the model's own code fails; then with
+        its message.
     """
     modules, (inputs, target), loss_fn = check_target((stages, sample, loss_fn), "measure_profile was given")
+    refuse_shared(modules)
     if whole_amount(repeats, "repeats", error=InvalidInput) < 1:
         raise InvalidInput("repeats must be at least 1")
     whole_amount(warmup, "warmup", error=InvalidInput)
@@ -118,10 +124,15 @@ def measure_profile(
         held, warnings = [], [_busy(waiting)] if where.type == "cpu" and not processor else []
         for work, border in stages_met:
             with users_code(f"stage {work.number} failed"):
+                warnings += [f"WARNING: {doubt}" for doubt in doubts(work, border)]
                 warnings.append(_left_out_by_split(work, border))
                 held.append(held_bytes(work, border, where))
     output_bytes = [border.output_bytes for _, border in stages_met[:-1]] + [0]
     link, link_note = measure_link(where, max(output_bytes))
+    warnings = [text for text in warnings if text]
+    if warn is not None:
+        for text in warnings:
+            warn(text)
     costs = [
         StageCost(
             **{field: round(statistics.median(values)) for field, values in lap.items()},
@@ -145,7 +156,7 @@ def measure_profile(
         else "bytes held and workspace: of the caching allocator",
         f"static bytes: parameters, gradients, {optimizer_copies} optimizer copies, buffers",
         link_note,
-        *(text for text in warnings if text),
+        *warnings,
     ]
     source = ProfileSource(
         host=platform.node(),

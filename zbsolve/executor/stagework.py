@@ -26,7 +26,7 @@ from torch.distributed.pipelining._backward import (
 )
 
 from zbsolve.errors import InvalidInput
-from zbsolve.executor.target import LossFn
+from zbsolve.executor.target import LossFn, refuse_coroutine
 
 __all__ = ["InFlight", "StageWork", "fresh_leaf", "tensors_of"]
 
@@ -82,6 +82,7 @@ class StageWork:
         flight.outputs = tensors_of(output, f"stage {self.number} returned")
         if self.loss_fn is not None:
             flight.loss = self.loss_fn(output, self.target)
+            refuse_coroutine(flight.loss, "the loss function returned")
             if not isinstance(flight.loss, torch.Tensor) or flight.loss.numel() != 1:
                 raise InvalidInput("the loss function must return a tensor with one element")
         return flight
@@ -135,4 +136,5 @@ def tensors_of(value: object, what: str) -> Tensors:
         return (value,)
     if isinstance(value, tuple | list) and value and all(isinstance(v, torch.Tensor) for v in value):
         return tuple(value)
+    refuse_coroutine(value, what)
     raise InvalidInput(f"{what} a {type(value).__name__}; stages pass tensors or tuples of tensors on")

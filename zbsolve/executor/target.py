@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import CoroutineType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -20,7 +21,17 @@ from zbsolve.errors import InvalidInput, ZbsolveError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LossFn", "Sample", "Target", "call_target", "check_target", "load_target", "root_cause", "users_code"]
+__all__ = [
+    "LossFn",
+    "Sample",
+    "Target",
+    "call_target",
+    "check_target",
+    "load_target",
+    "refuse_coroutine",
+    "root_cause",
+    "users_code",
+]
 
 Inputs: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"
 Sample: TypeAlias = "tuple[Inputs, torch.Tensor]"
@@ -65,13 +76,23 @@ def call_target(spec: str, arguments: Mapping[str, Any]) -> Target:
     """`load_target` for a function that takes keyword arguments."""
     with _on_path(Path.cwd()):
         function = _find(spec)
+        if inspect.iscoroutinefunction(function):
+            raise InvalidInput(f"{spec} is an async function; expected one that returns (stages, sample, loss_fn)")
         with users_code(f"{spec} failed"):
             value = function(**arguments)
     return check_target(value, f"{spec} returned")
 
 
+def refuse_coroutine(value: object, what: str) -> None:
+    """Refuse what an async function returns, and end it before Python complains that nobody awaited it."""
+    if isinstance(value, CoroutineType):
+        value.close()
+        raise InvalidInput(f"{what} a coroutine; async functions are not awaited here, use a plain one")
+
+
 def check_target(value: object, what: str) -> Target:
     """Refuse anything but ``(stages, (inputs, target), loss_fn)``; `what` begins the message."""
+    refuse_coroutine(value, what)
     if not isinstance(value, tuple | list) or len(value) != 3:
         raise InvalidInput(f"{what} {_shown(value)}; expected (stages, sample, loss_fn)")
     stages, sample, loss_fn = value
@@ -110,7 +131,8 @@ def users_code(what: str) -> Iterator[None]:
             raise
         root = root_cause(error)
         known = [meaning for words, meaning in _KNOWN.items() if words in str(root)]
-        text = known[0] if known else f"{type(root).__name__}: {str(root).strip()}"
+        said = root.msg if isinstance(root, SyntaxError) else str(root).strip()
+        text = known[0] if known else f"{type(root).__name__}: {said}"
         raise InvalidInput(f"{what}: {text}{_place(root)}") from error
 
 
@@ -122,6 +144,8 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def _place(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.filename:  # it stands where it could not be read, in no frame
+        return f" ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     ours = str(Path(__file__).parent)
     theirs = [

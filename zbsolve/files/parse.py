@@ -124,8 +124,19 @@ def _tree(text: str, name: object, *, toml: bool) -> Any:
 def _toml(text: str, name: object) -> Any:
     try:
         return tomllib.loads(text)
-    except ValueError as error:
+    except tomllib.TOMLDecodeError as error:
         raise FileFormatError(name, f"is not TOML: {plain(str(error))}") from None
+    except ValueError:
+        # beyond Python's limit for the digits of an integer, and TOML's reader does not say where
+        raise FileFormatError(
+            name, f"has a number of thousands of digits{_where_digits(text)}; the most is 2^62"
+        ) from None
+
+
+def _where_digits(text: str) -> str:
+    """The line of the longest run of digits."""
+    runs = list(re.finditer(r"[0-9_]{1000,}", text))
+    return f" in line {text.count(chr(10), 0, runs[0].start()) + 1}" if runs else ""
 
 
 class _Twice(dict[str, Any]):

@@ -19,7 +19,7 @@ from zbsolve.placement import Placement
 from zbsolve.problem import Objective, Problem
 from zbsolve.solution import Solution, Status
 from zbsolve.timetable import TimedOp, Timetable
-from zbsolve.units import MAX_AMOUNT
+from zbsolve.units import MAX_AMOUNT, counted
 
 __all__ = [
     "SolverRecord",
@@ -161,7 +161,9 @@ def _read(data: bytes, name: object) -> tuple[Timetable, SolverRecord | None]:
     problem = _problem(shape.problem, name, "$.problem")
     if len(shape.ranks) != problem.placement.ranks:
         raise FileFormatError(
-            name, f"there are {len(shape.ranks)} rows, but the placement has {problem.placement.ranks} ranks", "$.ranks"
+            name,
+            f"the placement has {counted(problem.placement.ranks, 'rank')}, but there are {len(shape.ranks)} rows",
+            "$.ranks",
         )
     record = None if shape.solver is None else _record(shape.solver, problem, name)
     with collection_paused():
@@ -174,10 +176,14 @@ def _row(row: list[shapes.OpShape], problem: Problem, name: object, where: str) 
     timed = []
     for i, (kind, stage, microbatch, start_ns, end_ns) in enumerate(row):
         if stage >= stages:
-            raise FileFormatError(name, f"there are {stages} stages, numbered from 0; got {stage}", f"{where}[{i}][1]")
+            raise FileFormatError(
+                name, f"the problem has {counted(stages, 'stage')}, numbered from 0; got {stage}", f"{where}[{i}][1]"
+            )
         if microbatch >= microbatches:
             raise FileFormatError(
-                name, f"there are {microbatches} microbatches, numbered from 0; got {microbatch}", f"{where}[{i}][2]"
+                name,
+                f"the problem has {counted(microbatches, 'microbatch')}, numbered from 0; got {microbatch}",
+                f"{where}[{i}][2]",
             )
         timed.append(TimedOp(Op(Kind(kind), stage, microbatch), start_ns, end_ns))
     return tuple(timed)
@@ -223,7 +229,7 @@ def _record(shape: shapes.SolverShape, problem: Problem, name: object) -> Solver
     if len(shape.peak_bytes) != problem.placement.ranks:
         raise FileFormatError(
             name,
-            f"needs one entry for each of the {problem.placement.ranks} ranks, got {len(shape.peak_bytes)}",
+            f"needs one entry a rank, {problem.placement.ranks} in all, got {len(shape.peak_bytes)}",
             "$.solver.peak_bytes",
         )
     values["gap"] = math.inf if shape.gap is None else shape.gap

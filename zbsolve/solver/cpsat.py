@@ -5,10 +5,14 @@ so u times a bound of the rounded problem is a bound of the true one; the orders
 exactly afterwards. Where all times have a common divisor that is coarse enough, it is the unit and
 nothing is rounded at all.
 
+CP-SAT's times are whole, but a period is the mean of a cycle over k ranks: a whole number of units
+divided by k. So the model counts in parts of the unit, as many as make all those fractions whole;
+where there are too many ranks for that, a proven V only says that the period exceeds V - 1 units.
+
 Memory is `cumulative`: of what a microbatch holds on a rank one part ends with B, the other with
 W, so two intervals a microbatch say it all (and one an operation for workspace). Twins run in
-microbatch order, and what follows from that and the limit is stated besides: if only K microbatches
-fit, F(j+K) starts after the end of B(j).
+microbatch order, which loses nothing (`zbsolve.solver.twins`), and what follows from that and the
+limit is stated besides: if only K microbatches fit, F(j+K) starts after the end of B(j).
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from zbsolve.opgraph import KINDS
 from zbsolve.ops import Kind
 from zbsolve.solver.kernels import Arrays, period, sweep
+from zbsolve.solver.twins import in_turn
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -37,6 +42,9 @@ _FINEST = 30_000
 
 _ROUNDED = 6_000
 """The units it has where times must be rounded."""
+
+_MOST_FRACTIONS = 4
+"""Up to as many ranks the model counts in parts of a unit: 12 of them for four ranks, 60 for five."""
 
 UNLIMITED = 2**62
 
@@ -115,8 +123,12 @@ def improve(
     from ortools.sat.python import cp_model
 
     unit, exact = unit_of(arrays, value_ns)
-    coarse = rounded(arrays, unit)
-    model, starts, _value = _model(coarse, sequence, objective, bound_ns // unit)
+    periodic = objective == "period"
+    parts = math.lcm(*range(1, len(arrays.busy) + 1)) if periodic and len(arrays.busy) <= _MOST_FRACTIONS else 1
+    whole = not periodic or parts > 1 or len(arrays.busy) == 1
+    coarse = rounded(arrays, unit, parts)
+    sequence = in_turn(arrays.twin, arrays.graph.microbatch.tolist(), sequence)
+    model, starts, _value = _model(coarse, sequence, objective, bound_ns * parts // unit)
 
     class Listener(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
@@ -127,7 +139,11 @@ def improve(
 
     def prove(bound: float) -> None:
         nonlocal best
-        if math.isfinite(bound) and (proven := unit * math.ceil(bound - 1e-6)) > best:
+        if not math.isfinite(bound):
+            return
+        units = math.ceil(bound - 1e-6)
+        proven = -(-unit * units // parts) if whole else unit * (units - 1) + 1
+        if proven > best:
             best = proven
             on_bound(best)
 
@@ -153,9 +169,9 @@ def unit_of(arrays: Arrays, value_ns: int) -> tuple[int, bool]:
     return max(1, value_ns // _ROUNDED), value_ns < _ROUNDED
 
 
-def rounded(arrays: Arrays, unit: int) -> Arrays:
-    """The same graph with times in units, rounded down."""
-    duration = [d // unit for d in arrays.duration]
+def rounded(arrays: Arrays, unit: int, parts: int) -> Arrays:
+    """The same graph with times in units, rounded down, and counted in parts of a unit."""
+    duration = [d // unit * parts for d in arrays.duration]
     work = [0] * arrays.ranks
     for r, d in zip(arrays.rank, duration, strict=True):
         work[r] += d
@@ -167,7 +183,7 @@ def rounded(arrays: Arrays, unit: int) -> Arrays:
         end_bytes=arrays.end_bytes,
         twin=arrays.twin,
         preds=arrays.preds,
-        waits=[tuple((tail, lag // unit) for tail, lag in waits) for waits in arrays.waits],
+        waits=[tuple((tail, lag // unit * parts) for tail, lag in waits) for waits in arrays.waits],
         base=arrays.base,
         limit=arrays.limit,
         work=work,

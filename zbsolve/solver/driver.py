@@ -190,9 +190,9 @@ def _search(director: Director, prove: Callable[[], Bound]) -> None:
             _add_first(pool)
         return
     incumbent.prove(prove())
-    for step in (add_plain, add_published):
-        if not incumbent.done and not (budget.over and incumbent.known):
-            step(pool, budget.part(0.5))
+    add_published(pool, budget)
+    if not incumbent.done and not (budget.over and incumbent.known):
+        add_plain(pool, budget.part(0.5))
     if not (incumbent.done or budget.over):
         with Work(director, _crew(case, budget, director.size)) as work:
             work.go_on()

@@ -109,8 +109,8 @@ class Incumbent:
         return True
 
     def prove(self, bound: Bound) -> None:
-        """Keep a bound if it is better than all before it."""
-        if bound.value_ns > self.bound.value_ns:
+        """Keep a bound if it is better than all before it; one above a value that is attained can only be wrong."""
+        if self.bound.value_ns < bound.value_ns <= self.value_ns:
             self.bound = bound
             self._tell()
 

@@ -1,0 +1,178 @@
+"""All ranks of a process as threads, watched by the thread that called.
+
+::
+
+    caller    start   watch ..................... watch   join
+    rank 0        step 0, step 1, ...
+    rank 1        step 0, step 1, ...
+
+The caller looks several times a second whether an operation runs longer than it may. The first
+failure wakes all ranks that wait; one that is stuck inside an operation is left behind, for threads
+cannot be ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+
+from zbsolve.errors import RunError
+from zbsolve.executor.patience import Patience
+from zbsolve.executor.rank import Rank, RankFailure
+from zbsolve.executor.story import blamed
+from zbsolve.executor.transports.in_process import InProcess
+from zbsolve.executor.transports.protocol import Stopped
+
+__all__ = ["Crew"]
+
+_LOOK_S = 0.2
+_GRACE_S = 3.0
+
+
+class Crew:
+    """Runs ranks side by side in threads.
+
+    Parameters
+    ----------
+    ranks
+        All of them.
+    transport
+        Theirs.
+    patience
+        How long an operation may take.
+    """
+
+    def __init__(self, ranks: Sequence[Rank], transport: InProcess, patience: Patience) -> None:
+        self.ranks = ranks
+        self._transport = transport
+        self._patience = patience
+        self._stuck: list[threading.Thread] = []
+
+    def run(self, work: Callable[[Rank], Any]) -> list[Any]:
+        """Run ``work(rank)`` for every rank, each in a thread of its own, and return what they return.
+
+        Raises
+        ------
+        RunError
+            If a rank fails or stalls, with what every other rank was at; all that can stop have stopped.
+        """
+        self._refuse_stuck()
+        mode = _CallersMode()
+        done: SimpleQueue[int] = SimpleQueue()
+        results: list[Any] = [None] * len(self.ranks)
+        errors: dict[int, BaseException] = {}
+
+        def thread(rank: Rank) -> None:
+            try:
+                with mode.entered(rank.device):
+                    results[rank.number] = work(rank)
+            except BaseException as error:
+                errors[rank.number] = error
+                if not isinstance(error, Stopped):
+                    rank.endpoint.failed(_text(error))
+            finally:
+                done.put(rank.number)
+
+        threads = {
+            rank.number: threading.Thread(target=thread, args=(rank,), name=f"zbsolve rank {rank.number}", daemon=True)
+            for rank in self.ranks
+        }
+        for started in threads.values():
+            started.start()
+        try:
+            self._watch(set(threads), done)
+        except BaseException:
+            self._transport.note_failure(-1, "interrupted")
+            self._transport.abort()
+            self._join(threads)
+            self._recover(threads)
+            raise
+        cause = self._transport.cause
+        if cause is None:
+            return results
+        doing = {rank.number: rank.doing() for rank in self.ranks if rank.number != cause[0]}
+        self._join(threads)
+        error = self._error(cause, doing)
+        root = errors.get(cause[0])
+        self._recover(threads)
+        raise error from (root.__cause__ if isinstance(root, RankFailure) else root)
+
+    def _watch(self, running: set[int], done: SimpleQueue[int]) -> None:
+        """Return when all have ended, or some rank has failed or stalls."""
+        since: dict[int, tuple[tuple[int, int] | None, float]] = {}
+        while running and self._transport.cause is None:
+            try:
+                running.discard(done.get(timeout=_LOOK_S))
+                continue
+            except Empty:
+                pass
+            now = time.monotonic()
+            for rank in self.ranks:
+                at = rank.computing()
+                if since.get(rank.number, (None, 0.0))[0] != at:
+                    since[rank.number] = at, now
+                elif at is not None and now - since[rank.number][1] > self._patience.seconds(first=rank.steps == 0):
+                    rank.endpoint.failed(self._patience.complaint(rank.doing(), now - since[rank.number][1]))
+                    return
+
+    def _join(self, threads: dict[int, threading.Thread]) -> None:
+        deadline = time.monotonic() + _GRACE_S
+        for thread in threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _recover(self, threads: dict[int, threading.Thread]) -> None:
+        self._stuck = [thread for thread in threads.values() if thread.is_alive()]
+        if self._stuck:
+            return
+        self._transport.reset()
+        for rank in self.ranks:
+            rank.recover()
+
+    def _refuse_stuck(self) -> None:
+        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
+        if self._stuck:
+            names = ", ".join(thread.name for thread in self._stuck)
+            raise RunError(f"{names} is still stuck in an operation of an earlier step; build a new Pipeline")
+        if self._transport.cause is not None:
+            self._transport.reset()
+            for rank in self.ranks:
+                rank.recover()
+
+    def _error(self, cause: tuple[int, str], doing: dict[int, str]) -> RunError:
+        rank, text = cause
+        others = [blamed(what, rank, text.partition("\n")[0]) for _, what in sorted(doing.items())]
+        shown = others[:16] + ([f"... and {len(others) - 16} more ranks"] if len(others) > 16 else [])
+        return RunError("\n  ".join([f"rank {rank} failed: {text}", *shown]))
+
+
+class _CallersMode:
+    """What torch keeps for each thread and the caller has set: autocast, and gradients on."""
+
+    def __init__(self) -> None:
+        self._autocast = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled())
+            for kind in ("cpu", "cuda")
+            if torch.is_autocast_enabled(kind)
+        ]
+
+    def entered(self, device: torch.device) -> ExitStack:
+        stack = ExitStack()
+        for kind, dtype, cache in self._autocast:
+            stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache))
+        if device.type == "cuda":
+            stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream(device))
+            stack.enter_context(torch.cuda.device(device))
+            stack.enter_context(torch.cuda.stream(stream))
+            stack.callback(stream.synchronize)
+        return stack
+
+
+def _text(error: BaseException) -> str:
+    return str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,424 @@
+"""A rank's actions as ready-made functions: everything is looked up before the first step.
+
+An action becomes a closure over the lists it reads and writes. All that passes between actions
+lies in `Desk.mail`, one place a message::
+
+    wait 7      mail[7] = what came
+    F3          mail[9] = forward(3, *mail[7])
+    send 9      hand mail[9] to the transport
+
+Actions that mean nothing to a transport, and hand-overs within the rank, leave no function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from zbsolve.errors import RunError
+from zbsolve.executor.boundary import Boundary
+from zbsolve.executor.transports.protocol import Mail, Tensors
+from zbsolve.lowering import Action, Do, Lowered
+from zbsolve.ops import Kind, Op
+
+__all__ = ["Desk", "Program", "StageWork", "evaluation_program", "training_program"]
+
+Call = Callable[[], None]
+Mark = Callable[[], Any]
+
+
+class StageWork(Protocol):
+    """A stage that can run its backward in two halves; `zbsolve.executor.split.SplitStage` is one."""
+
+    module: torch.nn.Module
+
+    def forward(
+        self, key: int, *inputs: Any, split: bool = True, finish: Callable[[Any], Any] | None = None
+    ) -> tuple[Any, ...]:
+        """Run the module on a microbatch; outputs are detached and say whether they want a gradient."""
+
+    def backward_input(self, key: int, grad_outputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The gradients of the inputs."""
+
+    def backward_weight(self, key: int) -> None:
+        """The gradients of the weights, added to ``.grad``."""
+
+    def backward(self, key: int, grad_outputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Both in one."""
+
+    def abandon(self) -> None:
+        """Drop every microbatch in flight."""
+
+
+@dataclass(slots=True)
+class Desk:
+    """What the closures of one rank read and write.
+
+    Parameters
+    ----------
+    mail
+        Tensors by message.
+    inputs, targets
+        By microbatch, where this rank has stage 0 and the last stage.
+    losses
+        By microbatch, detached, as the loss function gave them.
+    marks
+        Start and end of every operation, by its place among the computes of the row.
+    passing
+        Three marks a message: sent, waited for from, taken; a rank fills in its own.
+    divisor
+        What the loss is divided by.
+    scale
+        What the loss is multiplied by after that.
+    """
+
+    mail: list[Any]
+    inputs: list[Any]
+    targets: list[Any]
+    losses: list[Any]
+    marks: list[Any]
+    passing: list[Any]
+    divisor: int = 1
+    scale: float = 1.0
+
+
+@dataclass(slots=True)
+class Program:
+    """The functions of one rank and the actions they stand for, one to one.
+
+    Parameters
+    ----------
+    calls, actions
+        In order.
+    ops
+        The operations among them, in order: what `Desk.marks` is about.
+    cut
+        How many calls come before the validation of the step before.
+    desk
+        Where they work.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    cut: int = 0
+    desk: Desk = field(default_factory=lambda: Desk([], [], [], [], [], []))
+
+
+def empty_desk(lowered: Lowered, rank: int, microbatches: int) -> Desk:
+    """A desk with a place for everything."""
+    computes = sum(action.do is Do.COMPUTE for action in lowered.rows[rank])
+    return Desk(
+        mail=[None] * len(lowered.messages),
+        inputs=[None] * microbatches,
+        targets=[None] * microbatches,
+        losses=[None] * microbatches,
+        marks=[None] * (2 * computes),
+        passing=[None] * (3 * len(lowered.messages)),
+    )
+
+
+def training_program(
+    lowered: Lowered,
+    rank: int,
+    *,
+    first: Sequence[int],
+    rest: Sequence[int],
+    microbatches: int,
+    stages: Mapping[int, StageWork],
+    last_stage: int,
+    loss_fn: Callable[..., torch.Tensor],
+    boundaries: Mapping[int, Boundary],
+    mail: Mail,
+    mark: Mark,
+    device: torch.device,
+    after_last_weight: Callable[[int], Call | None],
+) -> Program:
+    """Make the functions of a training step.
+
+    Parameters
+    ----------
+    lowered, rank
+        Whose actions.
+    first, rest
+        Places in the row of the actions before and after the validation of the step before.
+    microbatches
+        In a step.
+    stages
+        The rank's stages, by number.
+    last_stage
+        The number of the stage with the loss.
+    loss_fn
+        ``loss_fn(output, target)``.
+    boundaries
+        By message.
+    mail
+        The rank's messages.
+    mark
+        Gives the time now.
+    device
+        Of the rank.
+    after_last_weight
+        What to do once the gradients of a stage are complete, if anything.
+    """
+    desk = empty_desk(lowered, rank, microbatches)
+    program = Program(desk=desk)
+    row = lowered.rows[rank]
+    fused = {(a.op.stage, a.op.microbatch) for a in row if a.do is Do.COMPUTE and a.op.kind is Kind.BACKWARD}
+    entering, leaving = _ends(lowered, rank)
+    last_weight = {
+        a.op.stage: a for a in row if a.do is Do.COMPUTE and a.op.kind in (Kind.BACKWARD_WEIGHT, Kind.BACKWARD)
+    }
+
+    def compute(op: Op, at: int) -> Call:
+        assert op.microbatch is not None
+        into, out = entering.get(op), leaving.get(op)
+        stage, key = stages[op.stage], op.microbatch
+        if op.kind is Kind.FORWARD:
+            finish = _loss(desk, key, loss_fn) if op.stage == last_stage else None
+            split = (op.stage, key) not in fused
+            behind = None if out is None else boundaries[out]
+            return _forward(desk, at, mark, stage, key, into, out, split=split, finish=finish, behind=behind)
+        if op.kind is Kind.BACKWARD_WEIGHT:
+            return _backward_weight(desk, at, mark, stage, key)
+        run = stage.backward_input if op.kind is Kind.BACKWARD_INPUT else stage.backward
+        ahead = None if out is None else boundaries[out]
+        behind = None if into is None else boundaries[into]
+        return _backward(desk, at, mark, run, key, into, out, behind=behind, ahead=ahead, device=device)
+
+    waiting_for_sends: list[tuple[Action, Call]] = []
+    for number, action in enumerate((*(row[i] for i in (*first, *rest)), None)):
+        if number == len(first):
+            program.cut = len(program.calls)
+        if action is None or action.do not in (Do.SEND, Do.HAND_OVER):
+            for due, call in waiting_for_sends:
+                program.actions.append(due)
+                program.calls.append(call)
+            waiting_for_sends.clear()
+        if action is None:
+            break
+        if action.do is Do.COMPUTE:
+            made: Call | None = compute(action.op, 2 * len(program.ops))
+            program.ops.append(action.op)
+            if last_weight.get(action.op.stage) is action:
+                extra = after_last_weight(action.op.stage)
+                if extra is not None:
+                    waiting_for_sends.append((action, extra))
+        else:
+            made = message_call(action, desk, mail, mark)
+        if made is not None:
+            program.actions.append(action)
+            program.calls.append(made)
+    return program
+
+
+def evaluation_program(
+    lowered: Lowered,
+    rank: int,
+    *,
+    microbatches: int,
+    stages: Mapping[int, StageWork],
+    boundaries: Mapping[int, Boundary],
+    mail: Mail,
+    mark: Mark,
+) -> Program:
+    """Make the functions of an evaluation; the last stage's outputs end in `Desk.losses`.
+
+    Parameters as of `training_program`; `lowered` holds forwards only.
+    """
+    desk = empty_desk(lowered, rank, microbatches)
+    program = Program(desk=desk)
+    entering, leaving = _ends(lowered, rank)
+    keep = mail.keeper()
+    for action in lowered.rows[rank]:
+        if action.do is Do.COMPUTE:
+            op, at = action.op, 2 * len(program.ops)
+            assert op.microbatch is not None
+            out = leaving.get(op)
+            made: Call | None = _evaluate(
+                desk, at, mark, stages[op.stage].module, op.microbatch, entering.get(op), out, keep,
+                None if out is None else boundaries[out],
+            )  # fmt: skip
+            program.ops.append(op)
+        else:
+            made = message_call(action, desk, mail, mark)
+        if made is not None:
+            program.actions.append(action)
+            program.calls.append(made)
+    return program
+
+
+def message_call(action: Action, desk: Desk, mail: Mail, mark: Mark) -> Call | None:
+    """The function of an action that is no compute, or None where it means nothing to the transport."""
+    letters, passing, number = desk.mail, desk.passing, action.message
+    at = 3 * number
+    if action.do is Do.POST:
+        return mail.poster(number)
+    if action.do is Do.COMPLETE:
+        return mail.completer(number)
+    if action.do is Do.WAIT:
+        wait = mail.waiter(number)
+
+        def take() -> None:
+            passing[at + 1] = mark()
+            letters[number] = wait()
+            passing[at + 2] = mark()
+
+        return take
+    if action.do is Do.SEND:
+        send = mail.sender(number)
+
+        def give() -> None:
+            tensors = letters[number]
+            letters[number] = None
+            passing[at] = mark()
+            send(tensors)
+
+        return give
+    if action.do is Do.HAND_OVER:
+        keep = mail.keeper()
+        if keep is None:
+            return None
+
+        def hand_over() -> None:
+            letters[number] = keep(letters[number])
+
+        return hand_over
+    return None
+
+
+def _ends(lowered: Lowered, rank: int) -> tuple[dict[Op, int], dict[Op, int]]:
+    """The message that enters each operation of a rank, and the one that leaves it."""
+    entering, leaving = {}, {}
+    for number, message in enumerate(lowered.messages):
+        if message.receiver == rank:
+            entering[message.head] = number
+        if message.sender == rank:
+            leaving[message.tail] = number
+    return entering, leaving
+
+
+def _forward(
+    desk: Desk,
+    at: int,
+    mark: Mark,
+    stage: StageWork,
+    key: int,
+    into: int | None,
+    out: int | None,
+    *,
+    split: bool,
+    finish: Callable[[Any], Any] | None,
+    behind: Boundary | None,
+) -> Call:
+    letters, marks, run = desk.mail, desk.marks, stage.forward
+    source, place = (desk.inputs, key) if into is None else (letters, into)
+
+    def forward() -> None:
+        inputs = source[place]
+        if source is letters:
+            source[place] = None
+        marks[at] = mark()
+        outputs = run(key, *inputs, split=split, finish=finish)
+        marks[at + 1] = mark()
+        if behind is not None:
+            behind.check(outputs, key)
+            letters[out] = outputs  # type: ignore[index]
+
+    return forward
+
+
+def _backward(
+    desk: Desk,
+    at: int,
+    mark: Mark,
+    run: Callable[[int, Sequence[Any]], tuple[Any, ...]],
+    key: int,
+    into: int | None,
+    out: int | None,
+    *,
+    behind: Boundary | None,
+    ahead: Boundary | None,
+    device: torch.device,
+) -> Call:
+    letters, marks = desk.mail, desk.marks
+    of_the_loss = (None,)
+
+    def backward() -> None:
+        if behind is None:
+            gradients: Sequence[Any] = of_the_loss
+        else:
+            gradients = behind.returned(letters[into])  # type: ignore[index]
+            letters[into] = None  # type: ignore[index]
+        marks[at] = mark()
+        found = run(key, gradients)
+        marks[at + 1] = mark()
+        if ahead is not None:
+            letters[out] = ahead.returning(found, device)  # type: ignore[index]
+
+    return backward
+
+
+def _backward_weight(desk: Desk, at: int, mark: Mark, stage: StageWork, key: int) -> Call:
+    marks, run = desk.marks, stage.backward_weight
+
+    def backward_weight() -> None:
+        marks[at] = mark()
+        run(key)
+        marks[at + 1] = mark()
+
+    return backward_weight
+
+
+def _evaluate(
+    desk: Desk,
+    at: int,
+    mark: Mark,
+    module: torch.nn.Module,
+    key: int,
+    into: int | None,
+    out: int | None,
+    keep: Callable[[Tensors], Tensors] | None,
+    behind: Boundary | None,
+) -> Call:
+    letters, marks = desk.mail, desk.marks
+    source, place = (desk.inputs, key) if into is None else (letters, into)
+
+    def evaluate() -> None:
+        inputs = source[place]
+        if source is letters:
+            source[place] = None
+        marks[at] = mark()
+        result = module(*inputs)
+        marks[at + 1] = mark()
+        outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
+        if behind is None:
+            # the output may be the input itself, which lies in a receive slot
+            desk.losses[key] = outputs if keep is None else keep(outputs)
+        else:
+            behind.check(outputs, key)
+            letters[out] = outputs  # type: ignore[index]
+
+    return evaluate
+
+
+def _loss(desk: Desk, key: int, loss_fn: Callable[..., torch.Tensor]) -> Callable[[Any], Any]:
+    """The last stage's output to what the backward starts from; notes the plain loss."""
+
+    def finish(output: Any) -> torch.Tensor:
+        target = desk.targets[key]
+        loss = loss_fn(output, target)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise RunError(f"the loss function must return one number, got {got}")
+        if loss.dim():
+            loss = loss.reshape(())
+        desk.losses[key] = loss.detach()
+        if desk.divisor != 1:
+            loss = loss / desk.divisor
+        return loss if desk.scale == 1.0 else loss * desk.scale
+
+    return finish

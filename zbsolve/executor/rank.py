@@ -1,0 +1,344 @@
+"""One rank at work: its program, its stages, its place in them, and what it has measured."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from zbsolve.errors import RunError
+from zbsolve.executor.boundary import Boundary, described
+from zbsolve.executor.clock import Clock, clock_of
+from zbsolve.executor.optimizer import PostValidatedOptimizer, Validation
+from zbsolve.executor.program import Call, Program, StageWork, evaluation_program, training_program
+from zbsolve.executor.story import waiting_for
+from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped
+from zbsolve.executor.updating import WarmUp
+from zbsolve.lowering import Action, Do, Lowered
+from zbsolve.ops import Kind
+
+__all__ = ["Around", "Rank", "RankFailure"]
+
+KEPT_STEPS = 256
+"""Steps whose times are kept for a trace."""
+
+
+class RankFailure(RunError):
+    """A rank failed by itself; what happened is its cause."""
+
+
+class Around(Protocol):
+    """What gathers a rank's gradients around a step, ahead of the optimizer; `ReplicaSum` is one.
+
+    ::
+
+        begin        before the first operation
+        complete     once for each stage, right after its last weight gradient
+        end          after the row
+    """
+
+    def begin(self) -> None:
+        """A step starts."""
+
+    def complete(self, stage: int) -> None:
+        """The gradients of a stage are complete on this rank; its row goes on meanwhile."""
+
+    def end(self) -> None:
+        """Return once the gradients are what the optimizer is to see."""
+
+
+class Rank:
+    """Runs one rank's part of every step.
+
+    Parameters
+    ----------
+    endpoint
+        Its end of the transport.
+    lowered, forwards
+        Actions of a training step and of an evaluation.
+    stages
+        Its stages, by number.
+    device
+        Where they are.
+    early
+        How many operations each rank runs before it validates the step before.
+    microbatches, last_stage, loss_fn
+        Of the pipeline.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        lowered: Lowered,
+        forwards: Lowered,
+        stages: Mapping[int, StageWork],
+        device: torch.device,
+        *,
+        early: Sequence[int],
+        microbatches: int,
+        last_stage: int,
+        loss_fn: Callable[..., torch.Tensor],
+    ) -> None:
+        self.number = endpoint.rank
+        self.endpoint = endpoint
+        self.stages = dict(stages)
+        self.device = device
+        self.clock: Clock = clock_of(device)
+        self.optimizer: PostValidatedOptimizer | None = None
+        self.validations: deque[Validation] = deque(maxlen=KEPT_STEPS)
+        self.alone = False
+        self.around: list[Around] = []
+        # device clocks tell differences only, so one mark is tied to the host's clock
+        self.clock.settle()
+        self.anchor: tuple[object, int] = self.clock.mark(), time.perf_counter_ns()
+        self.history: deque[tuple[int, list[Any], list[Any]]] = deque(maxlen=KEPT_STEPS)
+        self.steps = 0
+        self.has_first, self.has_last = 0 in self.stages, last_stage in self.stages
+        self.at = [-1]
+        self.now: Program | None = None
+        self._microbatches = microbatches
+        self._lowered = lowered
+        boundaries = boundaries_of(lowered, self.number)
+        self._boundaries = boundaries
+        mail = endpoint.mail(lowered, boundaries, device)
+        warm_up = WarmUp(lowered, early, self.number)
+        self._void = _void_calls(warm_up, mail)
+        self.training = training_program(
+            lowered,
+            self.number,
+            first=warm_up.first,
+            rest=warm_up.rest,
+            microbatches=microbatches,
+            stages=self.stages,
+            last_stage=last_stage,
+            loss_fn=loss_fn,
+            boundaries=boundaries,
+            mail=mail,
+            mark=self.clock.mark,
+            device=device,
+            after_last_weight=self._after_last_weight,
+        )
+        eval_boundaries = boundaries_of(forwards, self.number)
+        self._eval_boundaries = eval_boundaries
+        self.evaluation = evaluation_program(
+            forwards,
+            self.number,
+            microbatches=microbatches,
+            stages=self.stages,
+            boundaries=eval_boundaries,
+            mail=endpoint.mail(forwards, eval_boundaries, device),
+            mark=self.clock.mark,
+        )
+        self._forwards = forwards
+
+    def _after_last_weight(self, stage: int) -> Call:
+        def complete() -> None:
+            for around in self.around:
+                around.complete(stage)
+
+        return complete
+
+    @property
+    def lowered(self) -> Lowered:
+        """What the program under way was made from."""
+        return self._forwards if self.now is self.evaluation else self._lowered
+
+    def step(self, inputs: Sequence[Any], targets: Sequence[Any], *, divisor: int, update: bool) -> list[Any]:
+        """Run a training step; returns the loss of each microbatch that has its last stage here, None for others.
+
+        Raises
+        ------
+        RankFailure
+            If something fails here.
+        Stopped
+            If another rank has failed.
+        """
+        desk, optimizer = self.training.desk, self.optimizer
+        desk.inputs[:], desk.targets[:] = inputs, targets
+        desk.divisor = divisor
+        for around in self.around:
+            self._guarded(around.begin, "before its first operation")
+        if optimizer is None or not optimizer.pending:
+            self._run(self.training)
+        else:
+            self._run_and_validate(optimizer)
+        for around in self.around:
+            self._guarded(around.end, "while its gradients are reduced")
+        if optimizer is not None and update:
+            self._guarded(optimizer.step_begin, "in its optimizer")
+        losses = desk.losses.copy()
+        self.history.append((self.steps, desk.marks.copy(), desk.passing.copy()))
+        self.steps += 1
+        desk.inputs[:] = desk.targets[:] = desk.losses[:] = [None] * self._microbatches
+        return losses
+
+    def _run_and_validate(self, optimizer: PostValidatedOptimizer) -> None:
+        """The row, with the validation of the step before at its place, and again from the start if that was wrong."""
+        cut = self.training.cut
+        before = _ChangedByForwards(self.stages.values(), self.device, random=self.alone) if cut else None
+        self._run(self.training, end=cut)
+        self._guarded(self.validate, "while validating its last step")
+        if self.validations[-1].rerun:
+            self._guarded(self._throw_away, "while starting over")
+            if before is not None:
+                before.put_back()
+                self._run(self.training, end=cut)
+        self.training.desk.scale = optimizer.loss_scale
+        self._run(self.training, start=cut)
+
+    def validate(self) -> None:
+        """Hear what became of the last step; undo and repair it if it was wrong. Every rank has to do it."""
+        if self.optimizer is not None:
+            validation = self.optimizer.validate()
+            if validation is not None:
+                self.validations.append(validation)
+            self.training.desk.scale = self.optimizer.loss_scale
+
+    def _throw_away(self) -> None:
+        for stage in self.stages.values():
+            stage.abandon()
+        mail = self.training.desk.mail
+        mail[:] = [None] * len(mail)
+        for call in self._void:
+            call()
+
+    def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run forwards alone, without gradients; returns outputs as `step` returns losses."""
+        desk = self.evaluation.desk
+        desk.inputs[:] = inputs
+        modules = [stage.module for stage in self.stages.values()]
+        modes = [[(m, m.training) for m in module.modules()] for module in modules]
+        for boundary in self._eval_boundaries.values():
+            boundary.forget()
+        try:
+            for module in modules:
+                module.eval()
+            with torch.no_grad():
+                self._run(self.evaluation)
+        finally:
+            for mode in modes:
+                for module, training in mode:
+                    module.training = training
+        outputs = desk.losses.copy()
+        desk.inputs[:] = desk.losses[:] = [None] * self._microbatches
+        return outputs
+
+    def _run(self, program: Program, start: int = 0, end: int | None = None) -> None:
+        calls = program.calls if start == 0 and end is None else program.calls[start:end]
+        if torch.autograd.profiler._is_profiler_enabled:
+            calls = [_ranged(str(a), call) for a, call in zip(program.actions[start:end], calls, strict=True)]
+        self.now = program
+        at = self.at
+        try:
+            for i, call in enumerate(calls, start):
+                at[0] = i
+                call()
+        except (Stopped, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise RankFailure(self._failure(program, error)) from error
+        at[0] = -1
+
+    def _failure(self, program: Program, error: BaseException) -> str:
+        action = program.actions[self.at[0]]
+        if isinstance(error, RunError):
+            return f"{action}: {error}"
+        text = f"{action}: {type(error).__name__}: {error}"
+        came = self._came(action)
+        return text if came is None else f"{text} (it was called with {came})"
+
+    def _came(self, action: Action) -> str | None:
+        """What the stage of a forward was called with, if that came from another stage."""
+        if action.do is not Do.COMPUTE or action.op.kind is not Kind.FORWARD:
+            return None
+        for number, message in enumerate(self.lowered.messages):
+            if message.head == action.op and number in self._boundaries:
+                return described(self._boundaries[number].specs or ())
+        return None
+
+    def _guarded(self, work: Callable[[], None], where: str) -> None:
+        try:
+            work()
+        except (Stopped, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise RankFailure(f"{where}: {type(error).__name__}: {error}") from error
+
+    def doing(self) -> str:
+        """What this rank is at, for a message."""
+        at, program = self.at[0], self.now
+        if at < 0 or program is None:
+            return f"rank {self.number} is between steps"
+        return waiting_for(program.actions[at], self.lowered, self.number)
+
+    def computing(self) -> tuple[int, int] | None:
+        """Step and place of the operation that runs now; None while waiting or between steps."""
+        at, program = self.at[0], self.now
+        if at < 0 or program is None or program.actions[at].message >= 0:
+            return None
+        return self.steps, at
+
+    def recover(self) -> None:
+        """Drop everything in flight, as after a failure."""
+        for stage in self.stages.values():
+            stage.abandon()
+        self.at[0] = -1
+        for program in (self.training, self.evaluation):
+            desk = program.desk
+            for places in (desk.mail, desk.inputs, desk.targets, desk.losses):
+                places[:] = [None] * len(places)
+
+
+class _ChangedByForwards:
+    """Random states and buffers, to be put back where forwards run again."""
+
+    def __init__(self, stages: Iterable[StageWork], device: torch.device, *, random: bool) -> None:
+        self._buffers = [(b, b.clone()) for stage in stages for b in stage.module.buffers()]
+        # threads share the generators, so only a rank that is alone in its process can put them back
+        self._host = torch.get_rng_state() if random else None
+        self._device = device
+        self._on_device = torch.cuda.get_rng_state(device) if random and device.type == "cuda" else None
+
+    def put_back(self) -> None:
+        """Everything as it was."""
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+        if self._host is not None:
+            torch.set_rng_state(self._host)
+        if self._on_device is not None:
+            torch.cuda.set_rng_state(self._on_device, self._device)
+
+
+def _void_calls(warm_up: WarmUp, mail: Mail) -> list[Callable[[], object]]:
+    """What starting over takes from the transport first."""
+    calls: list[Callable[[], object]] = []
+    for message, unposted in warm_up.void:
+        post = mail.poster(message) if unposted else None
+        calls += [call for call in (post, mail.waiter(message)) if call is not None]
+    return calls + [call for call in map(mail.completer, warm_up.unsent) if call is not None]
+
+
+def boundaries_of(lowered: Lowered, rank: int) -> dict[int, Boundary]:
+    """The boundary that each message of a rank crosses; messages over one boundary between two ranks share it."""
+    shared: dict[tuple[int, int, int], Boundary] = {}
+    found = {}
+    for number, message in enumerate(lowered.messages):
+        if rank not in (message.sender, message.receiver):
+            continue
+        forward = message.direction == "forward"
+        before, behind = (message.sender, message.receiver) if forward else (message.receiver, message.sender)
+        stage = min(message.tail.stage, message.head.stage)
+        found[number] = shared.setdefault((stage, before, behind), Boundary(stage))
+    return found
+
+
+def _ranged(name: str, call: Call) -> Call:
+    def ranged() -> None:
+        with torch.profiler.record_function(name):
+            call()
+
+    return ranged

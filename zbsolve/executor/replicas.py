@@ -1,0 +1,85 @@
+"""Stages that several ranks hold: their gradients are summed before anything uses them.
+
+Each holder sends its own sums as soon as its last weight gradient is done, and adds everyone's at
+the end of its row, in the same order everywhere, so replicas stay bitwise equal::
+
+    rank 0   ... W5 of stage 1  tell ------------------ end: hear, g0 + g3
+    rank 3   ... F2  B2  W2 of stage 1  tell ... end: hear, g0 + g3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from zbsolve.executor.transports.protocol import Endpoint
+
+__all__ = ["ReplicaSum"]
+
+
+class ReplicaSum:
+    """Sums the gradients of a rank's replicated stages.
+
+    Parameters
+    ----------
+    endpoint
+        Of the rank.
+    modules
+        Its stages that others hold as well, by number.
+    holders
+        The ranks that hold each of them, this one included, in the same order on all.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, modules: Mapping[int, torch.nn.Module], holders: Mapping[int, Sequence[int]]
+    ) -> None:
+        self._endpoint = endpoint
+        self._holders = {stage: tuple(ranks) for stage, ranks in holders.items()}
+        self._parameters = {
+            stage: [p for p in module.parameters() if p.requires_grad] for stage, module in modules.items()
+        }
+        self._before: dict[torch.Tensor, torch.Tensor | None] = {}
+        self._told: set[int] = set()
+
+    def begin(self) -> None:
+        """Set aside what earlier steps have gathered: it is summed already."""
+        self._told.clear()
+        self._before = {p: p.grad for parameters in self._parameters.values() for p in parameters}
+        for parameter in self._before:
+            parameter.grad = None
+
+    def complete(self, stage: int) -> None:
+        """The gradients of a stage are complete here: tell the other holders."""
+        parameters = self._parameters.get(stage)
+        if parameters is None or stage in self._told:
+            return
+        self._told.add(stage)
+        own = [_gradient(p) for p in parameters]
+        for rank in self._holders[stage]:
+            if rank != self._endpoint.rank:
+                self._endpoint.tell(rank, own, 1 + stage)
+
+    def end(self) -> None:
+        """Wait for the other holders, and sum."""
+        for stage in sorted(self._parameters):
+            self.complete(stage)
+        for stage in sorted(self._parameters):
+            parameters = self._parameters[stage]
+            own = [_gradient(p) for p in parameters]
+            parts = [
+                own if rank == self._endpoint.rank else self._endpoint.hear(rank, own, 1 + stage)
+                for rank in self._holders[stage]
+            ]
+            for parameter, *gradients in zip(parameters, *parts, strict=True):
+                # never in place: the other holders may still be reading
+                total = gradients[0]
+                for gradient in gradients[1:]:
+                    total = total + gradient
+                before = self._before.get(parameter)
+                parameter.grad = total if before is None else before + total
+        self._before = {}
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

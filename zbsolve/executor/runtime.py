@@ -1,0 +1,400 @@
+"""Running timetables for real.
+
+::
+
+    Pipeline    one object for all ranks (threads) or for this process's rank (torchrun)
+      crew      threads, and what watches them
+      rank      one rank's program, step by step
+        program     actions as ready-made functions
+        boundary    what passes between stages
+      transports/   how it passes
+      updating      the optimizer's place in the row
+      tracing       what was measured
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from zbsolve.errors import InvalidInput, RunError
+from zbsolve.executor.batch import cut_batch
+from zbsolve.executor.crew import Crew
+from zbsolve.executor.feed import Feed
+from zbsolve.executor.optimizer import LossScale, Validation
+from zbsolve.executor.patience import Patience
+from zbsolve.executor.rank import Rank
+from zbsolve.executor.replicas import ReplicaSum
+from zbsolve.executor.solo import Solo
+from zbsolve.executor.staging import Stages, default_transport, device_of, stages_of_ranks
+from zbsolve.executor.tracing import measured_rows, rows_of_all, trace_of
+from zbsolve.executor.transports import InProcess
+from zbsolve.executor.transports.protocol import Transport
+from zbsolve.executor.updating import MakeOptimizer, chain_of, early_forwards, optimizer_of
+from zbsolve.lowering import lower, verify
+from zbsolve.solution import Solution
+from zbsolve.timetable import Timetable
+from zbsolve.trace import Trace
+from zbsolve.units import whole_amount
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline:
+    """A model that trains by a timetable.
+
+    Parameters
+    ----------
+    timetable
+        Of any placement; a `Solution` will do.
+    stages
+        The modules from input to loss, or those of this process's ranks by stage number. A module
+        returns a tensor or a tuple of tensors, which the next one is called with. A `SplitStage`
+        made by hand will do as well.
+    loss_fn
+        ``loss_fn(output, target)`` gives one number.
+    transport
+        None for threads in this process, or, where `torch.distributed` is initialized or a launcher
+        such as ``torchrun`` started this process, for one rank a process.
+    loss_reduction
+        How the microbatches' losses make the batch's: ``"mean"`` or ``"sum"``.
+    accumulation_steps
+        Steps whose gradients make one update; a mean is taken over them as well.
+    optimizer
+        Makes the optimizer of one rank's parameters, such as ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
+        None leaves the gradients in ``.grad``.
+    max_grad_norm
+        Limit of the global norm; None for no clipping.
+    check_overflow, loss_scale, undo, snapshot_device, synchronous
+        As of `zbsolve.executor.optimizer.PostValidatedOptimizer`.
+    stall_s
+        Seconds that one operation may run before its rank counts as stalled. Default 8, or 20 times
+        the longest planned operation if that is more; 2 minutes in the first step.
+
+    Raises
+    ------
+    InvalidInput
+        If stages and timetable do not fit together.
+    OrderError
+        If the timetable cannot be run.
+    """
+
+    def __init__(
+        self,
+        timetable: Timetable | Solution,
+        stages: Stages,
+        loss_fn: Callable[..., torch.Tensor],
+        *,
+        transport: Transport | None = None,
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        accumulation_steps: int = 1,
+        optimizer: MakeOptimizer | None = None,
+        max_grad_norm: float | None = None,
+        check_overflow: bool = False,
+        loss_scale: LossScale | None = None,
+        undo: Literal["snapshot", "inverse"] = "snapshot",
+        snapshot_device: torch.device | str | None = None,
+        synchronous: bool = False,
+        stall_s: float | None = None,
+    ) -> None:
+        self.timetable = timetable.timetable if isinstance(timetable, Solution) else timetable
+        if not isinstance(self.timetable, Timetable):
+            raise InvalidInput(
+                f"the timetable is a {type(self.timetable).__name__}; give a Timetable (simulate makes one of an order)"
+            )
+        self.problem = self.timetable.problem
+        if loss_reduction not in ("mean", "sum"):
+            raise InvalidInput(f"loss_reduction is 'mean' or 'sum', got {loss_reduction!r}")
+        if whole_amount(accumulation_steps, "accumulation_steps", error=InvalidInput) < 1:
+            raise InvalidInput("accumulation_steps must be at least 1")
+        if not callable(loss_fn):
+            raise InvalidInput(f"loss_fn is a {type(loss_fn).__name__}; give a function of (output, target)")
+        self._reduction = loss_reduction
+        self._accumulation = accumulation_steps
+        placement = self.problem.placement
+        lowered = lower(self.timetable)
+        verify(lowered)
+        self._messages = lowered.messages
+        forwards = lower(self.timetable, forward_only=True)
+        verify(forwards)
+        self.transport = transport if transport is not None else default_transport(placement.ranks)
+        if self.transport.ranks != placement.ranks:
+            raise InvalidInput(
+                f"the timetable is for {placement.ranks} ranks, but the transport connects {self.transport.ranks}"
+            )
+        endpoints = self.transport.endpoints()
+        chain = chain_of(self.timetable)
+        checked = optimizer is not None and (max_grad_norm is not None or check_overflow) and not synchronous
+        early = early_forwards(self.timetable, chain) if checked else (0,) * placement.ranks
+        held = stages_of_ranks(stages, placement.stages, [placement.stages_of(e.rank) for e in endpoints])
+        self.ranks = tuple(
+            Rank(
+                endpoint,
+                lowered,
+                forwards,
+                works,
+                device_of(works, endpoint.rank),
+                early=early,
+                microbatches=self.problem.microbatches,
+                last_stage=placement.stages - 1,
+                loss_fn=loss_fn,
+            )
+            for endpoint, works in zip(endpoints, held, strict=True)
+        )
+        self._sum_replicas()
+        for rank in self.ranks:
+            rank.alone = len(self.ranks) == 1
+            if optimizer is not None:
+                replicated = [s for s in rank.stages if len(placement.holders(s)) > 1]
+                rank.optimizer = optimizer_of(
+                    optimizer,
+                    rank.endpoint,
+                    rank.stages,
+                    chain,
+                    [s for s in replicated if placement.holders(s)[0] != rank.number],
+                    replicated,
+                    max_grad_norm=max_grad_norm,
+                    check_overflow=check_overflow,
+                    loss_scale=loss_scale,
+                    undo=undo,
+                    snapshot_device=snapshot_device,
+                    synchronous=synchronous,
+                )
+                rank.training.desk.scale = rank.optimizer.loss_scale
+        patience = Patience.of(self.timetable, stall_s)
+        self._crew: Crew | Solo = (
+            Crew(self.ranks, self.transport, patience)
+            if isinstance(self.transport, InProcess)
+            else Solo(self.ranks[0], self.transport, patience)
+        )
+
+    def _sum_replicas(self) -> None:
+        placement = self.problem.placement
+        for rank in self.ranks:
+            shared = {s: placement.holders(s) for s in rank.stages if len(placement.holders(s)) > 1}
+            if shared:
+                rank.endpoint.befriend(sorted({r for holders in shared.values() for r in holders} - {rank.number}))
+                modules = {s: rank.stages[s].module for s in shared}
+                rank.around.append(ReplicaSum(rank.endpoint, modules, shared))
+
+    def close(self) -> None:
+        """Let go of all connections; the pipeline cannot be used any more."""
+        self.transport.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            # the others must not wait for a rank that leaves early
+            for rank in self.ranks:
+                rank.endpoint.failed(f"{type(error).__name__}: {error}")
+            self.transport.abort()
+        self.close()
+
+    def step(self, batch: Any = None, target: Any = None) -> torch.Tensor | None:
+        """Train on one batch.
+
+        Parameters
+        ----------
+        batch
+            Tensor or tuple of tensors for stage 0, cut along the first dimension into microbatches.
+            Ranks without stage 0 need none.
+        target
+            The same for the loss function; ranks without the last stage need none.
+
+        Returns
+        -------
+        The loss where the last stage is, None elsewhere.
+
+        Raises
+        ------
+        RunError
+            If a rank fails or stalls; every rank has stopped then.
+        """
+        return self.steps([(batch, target)])[0]
+
+    def steps(self, batches: Iterable[tuple[Any, Any]]) -> list[torch.Tensor | None]:
+        """Train on batches one after the other, with no barrier between them.
+
+        A rank that is done with one step goes on to the next while others still finish.
+
+        Parameters
+        ----------
+        batches
+            Pairs as of `step`; read as they are needed.
+
+        Returns
+        -------
+        One loss a batch.
+        """
+        feed = Feed(batches, readers=len(self.ranks))
+        divisor = self.problem.microbatches * self._accumulation if self._reduction == "mean" else 1
+
+        def work(rank: Rank) -> list[Any]:
+            made = []
+            for batch, target in feed.reader():
+                inputs, targets = self._cut(rank, batch, target)
+                update = (rank.steps + 1) % self._accumulation == 0
+                losses = rank.step(inputs, targets, divisor=divisor, update=update)
+                made.append(self._shared(rank, [None if loss is None else (loss,) for loss in losses]))
+            return made
+
+        return [self._reduced(self._merged(per_rank)) for per_rank in zip(*self._crew.run(work), strict=True)]
+
+    def eval(self, batch: Any = None) -> Any:
+        """Run the forwards alone, without gradients and with the modules in evaluation mode.
+
+        Returns
+        -------
+        The last stage's output for the whole batch, where the last stage is; None elsewhere.
+        """
+
+        def work(rank: Rank) -> list[Any]:
+            rank.validate()
+            inputs, _ = self._cut(rank, batch, None, training=False)
+            return self._shared(rank, rank.evaluate(inputs))
+
+        outputs = self._merged(self._crew.run(work))
+        if outputs is None:
+            return None
+        joined = tuple(
+            torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*outputs, strict=True)
+        )
+        return joined[0] if len(joined) == 1 else joined
+
+    def trace(self) -> Trace:
+        """The measured times of the last steps (at most 256); in the order of the timetable. Every rank calls it.
+
+        Raises
+        ------
+        RunError
+            If no step has run.
+        """
+        rows, error = [measured_rows(rank) for rank in self.ranks], 0
+        if len(self.ranks) < self.problem.placement.ranks:
+            widths = [2 * len(row) + 3 * len(self._messages) for row in self.timetable.rows]
+            ((rows, error),) = self._crew.run(lambda rank: rows_of_all(rank, widths))
+        ops = [[timed.op for timed in row] for row in self.timetable.rows]
+        peaks = [None] * len(ops) if len(self.ranks) < len(ops) else [_peak(rank) for rank in self.ranks]
+        return trace_of(self.problem, ops, self._messages, rows, error, peaks)
+
+    def flush(self) -> None:
+        """Settle the last step: undo and repair it if it was wrong. Every rank has to call it.
+
+        `eval`, `state_dict` and `load_state_dict` do it by themselves.
+        """
+        self._crew.run(lambda rank: rank.validate())
+
+    @property
+    def optimizers(self) -> dict[int, torch.optim.Optimizer]:
+        """The optimizers of this process's ranks, for learning-rate schedulers."""
+        return {rank.number: rank.optimizer.optimizer for rank in self.ranks if rank.optimizer is not None}
+
+    @property
+    def validations(self) -> tuple[Validation, ...]:
+        """What became of the steps so far (the last 256), as a rank of this process has heard."""
+        return tuple(self.ranks[0].validations)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of this process's ranks."""
+        for rank in self.ranks:
+            for work in rank.stages.values():
+                work.module.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training needs to go on from here, of this process's ranks.
+
+        Tensors are not copied. Random states are the caller's to save. Every rank has to call it.
+        """
+        self.flush()
+        return {
+            "stages": {
+                rank.number: {s: work.module.state_dict() for s, work in sorted(rank.stages.items())}
+                for rank in self.ranks
+            },
+            "optimizers": {r.number: r.optimizer.state_dict() for r in self.ranks if r.optimizer is not None},
+            "steps": self.ranks[0].steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned on the same ranks.
+
+        Raises
+        ------
+        InvalidInput
+            If it is of other ranks, stages or optimizers.
+        """
+        self.flush()
+        for rank in self.ranks:
+            stages, optimizer = state["stages"].get(rank.number), state["optimizers"].get(rank.number)
+            if stages is None or set(stages) != set(rank.stages):
+                held = "none" if stages is None else sorted(stages)
+                raise InvalidInput(f"the state holds stages {held} for rank {rank.number}, not {sorted(rank.stages)}")
+            if (optimizer is None) != (rank.optimizer is None):
+                has, lacks = ("the pipeline", "the state") if optimizer is None else ("the state", "the pipeline")
+                raise InvalidInput(f"{has} has an optimizer for rank {rank.number} and {lacks} has none")
+        for rank in self.ranks:
+            for s, work in rank.stages.items():
+                work.module.load_state_dict(state["stages"][rank.number][s])
+            if rank.optimizer is not None:
+                rank.optimizer.load_state_dict(state["optimizers"][rank.number])
+                rank.training.desk.scale = rank.optimizer.loss_scale
+            rank.steps = int(state["steps"])
+
+    def _cut(self, rank: Rank, batch: Any, target: Any, *, training: bool = True) -> tuple[list[Any], list[Any]]:
+        count = self.problem.microbatches
+        nothing: list[Any] = [None] * count
+        inputs, targets = nothing, nothing
+        if rank.has_first:
+            if batch is None:
+                raise InvalidInput(f"rank {rank.number} holds stage 0, so it needs the batch")
+            inputs = cut_batch(batch, count, rank.device, "the batch")
+        if rank.has_last and training:
+            if target is None:
+                raise InvalidInput(f"rank {rank.number} holds the last stage, so it needs the target")
+            cut = cut_batch(target, count, rank.device, "the target")
+            targets = [t if isinstance(target, tuple | list) else t[0] for t in cut]
+        return inputs, targets
+
+    def _shared(self, rank: Rank, mine: list[Any]) -> list[Any]:
+        """Where several processes hold the last stage, each for its routes: what they all have, by microbatch."""
+        holders = self.problem.placement.holders(self.problem.placement.stages - 1)
+        if len(holders) < 2 or len(self.ranks) > 1 or rank.number not in holders:
+            return mine
+        own = next((values for values in mine if values is not None), None)
+        route_of, routes = self.problem.route_of or (), self.problem.placement.routes
+        ends = [routes[route][-1] for route in route_of]
+        everyone = list(mine)
+        if own is None:
+            return everyone
+        for values in mine:
+            for other in sorted(set(ends)):
+                if values is not None and other != rank.number:
+                    rank.endpoint.tell(other, values)
+        for microbatch, end in enumerate(ends):
+            if end != rank.number:
+                everyone[microbatch] = tuple(rank.endpoint.hear(end, own))
+        return everyone
+
+    def _merged(self, per_rank: Sequence[list[Any]]) -> list[Any] | None:
+        """One list by microbatch of what the ranks of this process have; None where they have nothing."""
+        merged = [next((v for v in values if v is not None), None) for values in zip(*per_rank, strict=True)]
+        missing = [j for j, values in enumerate(merged) if values is None]
+        if len(missing) == len(merged):
+            return None
+        if missing:
+            raise RunError(f"microbatches {missing} ended on no rank of this process")
+        return merged
+
+    def _reduced(self, losses: list[Any] | None) -> torch.Tensor | None:
+        if losses is None:
+            return None
+        total = torch.stack([loss.to(losses[0][0].device) for (loss,) in losses]).sum()
+        return total / len(losses) if self._reduction == "mean" else total
+
+
+def _peak(rank: Rank) -> int | None:
+    return torch.cuda.max_memory_allocated(rank.device) if rank.device.type == "cuda" else None

@@ -1,0 +1,20 @@
+"""Split backward: the input gradient now, the weight gradients whenever the timetable says.
+
+stage.py          SplitStage: F, B, W of many microbatches
+  install.py      split forwards go in and come out
+    modules.py    which modules, and their split forwards
+      linear.py embedding.py convolution.py norms.py
+  flight.py       one microbatch between F and W
+  queue.py        what W still needs
+    accumulate.py into .grad as autograd does
+  aside.py        what B computes of weights waits for W, too
+report.py flops.py held.py     what is deferred, and what lives
+"""
+
+from __future__ import annotations
+
+from zbsolve.executor.split.held import HeldBytes
+from zbsolve.executor.split.report import Fallback, SplitReport
+from zbsolve.executor.split.stage import SplitStage
+
+__all__ = ["Fallback", "HeldBytes", "SplitReport", "SplitStage"]

@@ -1,0 +1,129 @@
+"""`Linear`: the input gradient at once, the weight gradient when W asks for it.
+
+::
+
+    F    y  = x W' + b        keeps x (W is a parameter: it costs nothing)
+    B    dx = dy W            queues (x, dy)
+    W    dW = dy' x,  db = sum of dy over all positions
+
+Bitwise equality with autograd needs its choice of kernels, not its formulas alone: a contiguous
+input of any rank with a bias goes through one `addmm` on rows, everything else through `matmul`
+and an addition; and each product is taken in the order that suits the layout of what it is for.
+
+Under autocast B casts the weight again, where autograd would keep the cast one from F to B: a copy of
+all weights for every microbatch in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from zbsolve.executor.split.waiting import Gradients, WeightQueue
+
+__all__ = ["LinearCall", "LinearSplit", "linear_flops", "lower", "weigh_linear"]
+
+
+class LinearCall(NamedTuple):
+    """One call of a `Linear`, apart from its input."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    queue: WeightQueue
+    dtype: torch.dtype | None
+    """Autocast's precision, if it is on."""
+
+
+class LinearSplit(torch.autograd.Function):
+    """`functional.linear` whose backward leaves the weight gradient to the queue."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, _ticket: torch.Tensor, call: LinearCall) -> torch.Tensor:
+        """Run F: compute y, and keep what B and W need."""
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        ctx.shape = shape = x.shape
+        # detached: x must not keep the graph behind it alive until W
+        kept = x.detach()
+        if len(shape) != 2 and x.is_contiguous():
+            kept = kept.view(-1, shape[-1])
+        weight, bias, _, dtype = call
+        ctx.hands_back = x.requires_grad
+        if ctx.hands_back:
+            ctx.save_for_backward(kept, weight)
+        else:
+            ctx.save_for_backward(kept)
+        if dtype is not None:
+            weight = lower(weight, dtype)
+            bias = None if bias is None else lower(bias, dtype)
+        y = functional.linear(x, weight, bias)
+        # `linear` makes rows and views them; autograd lets nobody write into a view made in here, `relu_` say
+        return y.detach() if y._is_view() else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
+        """Run B: hand back dx, and queue what W needs."""
+        if dy is None:
+            return None, None, None
+        parameter, bias, queue, dtype = ctx.call
+        shape = ctx.shape
+        flat = len(shape) == 2
+        rows = dy if flat else dy.reshape(-1, dy.shape[-1])
+        dx = None
+        if ctx.hands_back:
+            x, weight = ctx.saved_tensors
+            if dtype is not None:
+                weight = weight.to(dtype)
+            if not flat:
+                dx = rows.mm(weight).view(*shape)
+            elif x.stride() == (1, shape[0]):
+                # x is the transpose of something contiguous, so make its gradient one too
+                dx = weight.t().mm(rows.t()).t()
+            else:
+                dx = rows.mm(weight)
+        else:
+            (x,) = ctx.saved_tensors
+        if bias is None or not bias.requires_grad:
+            queue.add((weigh_linear, (x, rows, None), (parameter, None)))
+        else:
+            # what the forward added by itself after `matmul` is summed over every dimension at once
+            queue.add((weigh_linear, (x, rows, rows if x.dim() == 2 else dy), (parameter, bias)))
+        return dx, None, None
+
+
+def lower(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The parameter in autocast's precision."""
+    # matmul picks its kernel by whether a gradient is wanted, so say that one is
+    return parameter.detach().to(dtype).requires_grad_()
+
+
+def weigh_linear(
+    parameters: tuple[torch.Tensor, torch.Tensor | None],
+    x: torch.Tensor,
+    dy: torch.Tensor,
+    summed: torch.Tensor | None,
+) -> Gradients:
+    """Compute dW of shape (out, in), and db of shape (out,) if wanted.
+
+    Parameters
+    ----------
+    parameters
+        Weight and bias.
+    x, dy
+        Input and output gradient as rows; x still with all its dimensions where it is not contiguous.
+    summed
+        The output gradient with the dimensions over which db is summed; None for no db.
+    """
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    weight = dy.t().mm(x) if parameters[0].is_contiguous() else x.t().mm(dy).t()
+    if summed is None:
+        return weight, None
+    return weight, dy.sum(0) if summed is dy else summed.sum_to_size(summed.shape[-1:])
+
+
+def linear_flops(_parameters: object, x: torch.Tensor, dy: torch.Tensor, summed: torch.Tensor | None) -> int:
+    """Multiplications and additions of `weigh_linear`."""
+    return int(dy.numel() * (2 * x.shape[-1] + (summed is not None)))

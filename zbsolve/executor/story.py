@@ -1,0 +1,26 @@
+"""Telling what a rank is at, and whose fault it is that it cannot go on."""
+
+from __future__ import annotations
+
+from zbsolve.lowering import Action, Do, Lowered
+
+__all__ = ["blamed", "waiting_for"]
+
+
+def waiting_for(action: Action, lowered: Lowered, rank: int) -> str:
+    """What a rank does or waits for."""
+    if action.do is Do.COMPUTE:
+        return f"rank {rank} is in {action.op}"
+    message = lowered.messages[action.message]
+    if action.do is Do.WAIT:
+        return f"rank {rank} waits for {message.tail} from rank {message.sender}"
+    if action.do is Do.COMPLETE:
+        return f"rank {rank} waits until rank {message.receiver} takes {message.tail}"
+    return f"rank {rank} is at the {action.do} of {message}"
+
+
+def blamed(doing: str, rank: int, failure: str) -> str:
+    """What a rank is at, and which rank failed."""
+    if doing.endswith(f"from rank {rank}"):
+        return f"{doing}, which failed: {failure}"
+    return f"{doing}; rank {rank} failed: {failure}"

@@ -26,6 +26,9 @@ __all__ = ["Kernels", "cache_folder", "compiled", "environment", "plain", "ready
 
 _MODULES = (moves, walks, listing)
 _ENTRIES = (listing.list_schedule, moves.load, moves.critical, walks.anneal_moves)
+_ROOM = 2**20
+"""Bytes that must fit on the disk for the cache to be used."""
+
 _NOT_COMPILED = frozenset({"new_state", "new_rule"})
 
 
@@ -102,7 +105,9 @@ def cache_folder() -> Path | None:
         source = "".join(inspect.getsource(module) for module in _MODULES)
         folder = root / "zbsolve" / hashlib.sha256(source.encode()).hexdigest()[:16]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=folder) as trial:
+            trial.write(bytes(_ROOM))
+            trial.flush()
             return folder
     except (OSError, RuntimeError):
         return None

@@ -169,7 +169,7 @@ def unit_of(arrays: Arrays, value_ns: int) -> tuple[int, bool]:
     return max(1, value_ns // _ROUNDED), value_ns < _ROUNDED
 
 
-def rounded(arrays: Arrays, unit: int, parts: int = 1) -> Arrays:
+def rounded(arrays: Arrays, unit: int, parts: int) -> Arrays:
     """The same graph with times in units, rounded down, and counted in parts of a unit."""
     duration = [d // unit * parts for d in arrays.duration]
     work = [0] * arrays.ranks

@@ -72,7 +72,7 @@ def improve_part(
     """
     from ortools.sat.python import cp_model
 
-    a = rounded(arrays, unit_of(arrays, value_ns)[0])
+    a = rounded(arrays, unit_of(arrays, value_ns)[0], 1)
     periodic = objective == "period"
     known, release = period(a, sequence) if periodic else (0, [0] * a.ranks)
     end, last = sweep(a, sequence, release)

@@ -9,6 +9,7 @@ work is counted in steps, else in seconds, so the choice is as reproducible as t
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ class Pending:
 
     arm: Arm
     task: Task
+    work: float
+    began: float
     gain: float = 0.0
 
 
@@ -127,7 +130,7 @@ class Director:
         self._stale = 0
         self._whole = self._left()
         self._asked: tuple[int, int] | None = None
-        self._relaxing = False
+        self._relaxing, self._relaxed = False, (0, 0)
         self._anneals = "annealing" not in without
         self._first: deque[Task] = deque()
         self._opening = Arm("published schedules", 0.0, lambda: None)
@@ -163,7 +166,7 @@ class Director:
     def next(self) -> Pending | None:
         """The next task; None if there is nothing to do."""
         if self._first:
-            return Pending(self._opening, self._first.popleft())
+            return Pending(self._opening, self._first.popleft(), 0.0, time.perf_counter())
         total = sum(arm.work for arm in self.arms) + 1e-9
         gains = {id(arm): arm.gain / (arm.work + 1e-9) for arm in self.arms}
         top = max(gains.values()) or 1.0
@@ -175,8 +178,9 @@ class Director:
             task = arm.propose()
             if task is not None:
                 length: Length = getattr(task, "length", Length())
-                arm.work += (length.seconds if length.steps is None else length.steps) or 0.0
-                return Pending(arm, task)
+                work = float((length.seconds if length.steps is None else length.steps) or 0)
+                arm.work += work
+                return Pending(arm, task, work, time.perf_counter())
         return None
 
     def absorb(self, pending: Pending, find: Find) -> None:
@@ -198,6 +202,8 @@ class Director:
             if isinstance(pending.task, Relax):
                 self._relaxing = False
             self.budget.spend(find.steps)
+            timed = self.budget.steps is None
+            pending.arm.work += (time.perf_counter() - pending.began if timed else find.steps) - pending.work
             pending.arm.lost += find.lost
             pending.arm.gain = _FADING * pending.arm.gain + pending.gain
             if isinstance(pending.task, Anneal):
@@ -262,9 +268,10 @@ class Director:
 
     def _relax(self) -> Relax | None:
         """The bound, one task at a time: with several workers it keeps one of them until the end."""
-        if (self._runs < _FIRST and self._anneals) or self._relaxing:
+        key = (self.pool.incumbent.value_ns, self.pool.incumbent.bound.value_ns)
+        if (self._runs < _FIRST and self._anneals) or self._relaxing or key == self._relaxed:
             return None
-        self._relaxing = True
+        self._relaxing, self._relaxed = True, key
         return Relax(
             value_ns=self.pool.incumbent.value_ns,
             bound=self.pool.incumbent.bound,

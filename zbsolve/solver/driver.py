@@ -156,7 +156,7 @@ def solve_without(
             "no timetable was found; give more time, a larger work limit, or a larger memory limit "
             "(with several chunks a rank the search keeps some memory in reserve)"
         )
-    return _solution(problem, incumbent, started, seed)
+    return _solution(problem, incumbent, started, seed, started + time_limit_s - 0.6 * finish)
 
 
 def _check_arguments(time_limit_s: float, work_limit: int | None, gap: float, workers: int | None) -> None:
@@ -184,18 +184,26 @@ def _search(director: Director, prove: Callable[[], Bound]) -> None:
         director.open_with([plainly, Publish(quick), *(Publish(name) for name in reversed(others))])
         with Work(director, Processes(case, director.size, in_order=False)) as work:
             incumbent.prove(prove())
-            if not (work.warm or incumbent.known):
-                first = next(plain_drafts(case, budget))
-                pool.add(first.value_ns, first.sequence, first.fused, first.method)
+            if not work.warm or budget.seconds_left < _CREW_S:
+                _add_first(pool)
             work.go_on()
+        if not incumbent.known:
+            _add_first(pool)
         return
     incumbent.prove(prove())
-    for step in (add_published, add_plain):
-        if not incumbent.done and not (budget.over and incumbent.known):
-            step(pool, budget.part(0.5))
+    add_published(pool, budget)
+    if not incumbent.done and not (budget.over and incumbent.known):
+        add_plain(pool, budget.part(0.5))
     if not (incumbent.done or budget.over):
         with Work(director, _crew(case, budget, director.size)) as work:
             work.go_on()
+
+
+def _add_first(pool: Pool) -> None:
+    """Any order at all, whatever the time: the first plain rule that comes to an end."""
+    found = next(plain_drafts(pool.case, Budget(math.inf, None)), None)
+    if found is not None:
+        pool.add(found.value_ns, found.sequence, found.fused, found.method)
 
 
 def _crew(case: Case, budget: Budget, workers: int) -> Crew:
@@ -216,12 +224,13 @@ def _add_start(pool: Pool, order: Order) -> None:
         pool.add_order(order_in_turn(graph, stretched), "the given start")
 
 
-def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int) -> Solution:
+def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int, late: float) -> Solution:
     """Time the best order exactly, fused wherever that costs nothing."""
     order = incumbent.order
     assert order is not None
     trials = max(10, _FUSING_NODES // sum(map(len, order.rows)))
-    _, order = fuse(problem, order, Budget(math.inf, trials))
+    if time.perf_counter() < late:
+        _, order = fuse(problem, order, Budget(math.inf, trials))
     timetable = simulate(problem, order)
     value = timetable.period_ns if problem.objective == "period" else timetable.makespan_ns
     bound = incumbent.bound

@@ -17,6 +17,7 @@ plentiful the formulas are as good.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -231,8 +232,9 @@ def _outright(problem: Problem, run: _Run) -> Iterator[float]:
         most=most,
         only_exists=True,
     )
+    share = math.inf if run.work_limit is None else run.work_limit / 3
     for patience in _OUTRIGHT:
-        answer = ask(line, question, run.limits(patience))
+        answer = ask(line, question, run.limits(min(patience, share)))
         run.work += answer.work
         if answer.least > most:
             run.offer((most + 1) * unit, Relaxation(kind=kind, numbers=numbers, unit_ns=given).name)

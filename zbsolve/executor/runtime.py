@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from zbsolve.executor.batch import cut_batch
 from zbsolve.executor.crew import Crew
 from zbsolve.executor.feed import Feed
 from zbsolve.executor.optimizer import LossScale, Validation
+from zbsolve.executor.parallel import MeshPlace, ReplicaMean
 from zbsolve.executor.patience import Patience
 from zbsolve.executor.program import StageWork
 from zbsolve.executor.rank import Rank
@@ -40,6 +41,9 @@ from zbsolve.solution import Solution
 from zbsolve.timetable import Timetable
 from zbsolve.trace import Trace
 from zbsolve.units import whole_amount
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Pipeline"]
 
@@ -65,6 +69,12 @@ class Pipeline:
     transport
         None for threads in this process, or, where `torch.distributed` is initialized or a launcher
         such as ``torchrun`` started this process, for one rank a process.
+    mesh
+        A `DeviceMesh` with named dimensions instead of a transport: ``"pp"`` holds the ranks of the
+        pipeline, ``"dp"`` replicas of it, whose gradients are averaged as `DistributedDataParallel`
+        does (each replica is given its own part of the batch, and `step` returns its own loss); what
+        lies along other dimensions (DTensors along ``"tp"``, `fully_shard`) is the modules' own affair.
+        Such modules are given ready-made; see `zbsolve.executor.parallel`.
     loss_reduction
         How the microbatches' losses make the batch's: ``"mean"`` or ``"sum"``.
     accumulation_steps
@@ -95,6 +105,7 @@ class Pipeline:
         loss_fn: Callable[..., torch.Tensor],
         *,
         transport: Transport | None = None,
+        mesh: DeviceMesh | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         accumulation_steps: int = 1,
         optimizer: MakeOptimizer | None = None,
@@ -126,10 +137,20 @@ class Pipeline:
         self._messages = lowered.messages
         forwards = lower(self.timetable, forward_only=True)
         verify(forwards)
+        if mesh is not None and transport is not None:
+            raise InvalidInput("give a transport or a mesh, not both: the mesh says which processes to connect")
+        place = None if mesh is None else MeshPlace(mesh)
+        if place is not None:
+            transport = place.transport()
         self.transport = transport if transport is not None else _default_transport(placement.ranks)
         if self.transport.ranks != placement.ranks:
             raise InvalidInput(
-                f"the timetable is for {placement.ranks} ranks, but the transport connects {self.transport.ranks}"
+                f"the timetable is for {placement.ranks} ranks, but the "
+                + (
+                    f"transport connects {self.transport.ranks}"
+                    if place is None
+                    else f"mesh's dimension 'pp' has {self.transport.ranks}"
+                )
             )
         endpoints = self.transport.endpoints()
         chain = chain_of(self.timetable)
@@ -151,6 +172,8 @@ class Pipeline:
             for endpoint, works in zip(endpoints, held, strict=True)
         )
         self._sum_replicas()
+        if place is not None and place.replicas is not None:
+            self._average_replicas(place.replicas)
         for rank in self.ranks:
             rank.alone = len(self.ranks) == 1
             if optimizer is not None:
@@ -162,6 +185,7 @@ class Pipeline:
                     chain,
                     [s for s in replicated if placement.holders(s)[0] != rank.number],
                     replicated,
+                    within_rank=None if place is None else place.agreed(rank.device),
                     max_grad_norm=max_grad_norm,
                     check_overflow=check_overflow,
                     loss_scale=loss_scale,
@@ -185,6 +209,20 @@ class Pipeline:
                 rank.endpoint.befriend(sorted({r for holders in shared.values() for r in holders} - {rank.number}))
                 modules = {s: rank.stages[s].module for s in shared}
                 rank.around.append(ReplicaSum(rank.endpoint, modules, shared))
+
+    def _average_replicas(self, group: dist.ProcessGroup) -> None:
+        placement, transport = self.problem.placement, self.transport
+        assert isinstance(transport, Distributed)
+        for rank in self.ranks:
+            rank.around.append(
+                ReplicaMean(
+                    group,
+                    {s: work.module for s, work in rank.stages.items()},
+                    late=[s for s in rank.stages if len(placement.holders(s)) > 1],
+                    stopped=lambda error: transport.health.stopped(None, error),
+                    same=repr((self.timetable.order, self._reduction, self._accumulation)),
+                )
+            )
 
     def close(self) -> None:
         """Let go of all connections; the pipeline cannot be used any more."""

@@ -9,7 +9,7 @@ from typing import Any
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.patience import Patience
 from zbsolve.executor.rank import Rank, RankFailure
-from zbsolve.executor.story import blamed
+from zbsolve.executor.story import blamed, failed
 from zbsolve.executor.transports.distributed import Distributed
 from zbsolve.executor.transports.protocol import Stopped, Transport
 
@@ -48,7 +48,7 @@ class Solo:
         """
         cause = self._rank.endpoint.cause()
         if cause is not None:
-            raise RunError(f"rank {cause[0]} failed: {cause[1]}; the pipeline cannot go on")
+            raise RunError(f"{failed(*cause)}; the pipeline cannot go on")
         if self._health is None:
             return [self._guarded(work)]
         with self._health.working():

@@ -46,6 +46,9 @@ class Distributed:
         parallelism) have a group each.
     timeout
         How long a rank may wait for a message of one that is alive and well.
+    everyone
+        Processes whose failure stops this pipeline, its own among them; None for those of the group.
+        Every one of them makes a `Distributed` with the same, and closing waits for all.
 
     Raises
     ------
@@ -53,7 +56,13 @@ class Distributed:
         If `torch.distributed` is not initialized, or this process is not in the group.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, *, timeout: timedelta = timedelta(minutes=30)) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        timeout: timedelta = timedelta(minutes=30),
+        everyone: Sequence[int] | None = None,
+    ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise InvalidInput(
                 "torch.distributed is not initialized; call torch.distributed.init_process_group, or use torchrun"
@@ -65,7 +74,7 @@ class Distributed:
         self.rank = self.members.index(dist.get_rank())
         self._timeout = timeout
         self._groups: dict[tuple[int, int, str], Any] = {}
-        self.health = Health(self.rank, self.ranks, self.members)
+        self.health = Health(self.rank, self.ranks, self.members, everyone)
         self._endpoint = _Endpoint(self)
 
     def endpoints(self) -> Sequence[Endpoint]:

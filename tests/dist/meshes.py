@@ -1,0 +1,386 @@
+"""What a process does in the tests of pipelines in a mesh."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.dist.scenarios import Trouble
+from tests.executor import pipes
+from tests.executor.test_pipeline import adam
+from zbsolve.errors import InvalidInput
+from zbsolve.executor.gradients import plain_gradients
+from zbsolve.executor.optimizer import synchronous_step
+from zbsolve.executor.runtime import Pipeline
+from zbsolve.executor.stagework import StageWork
+from zbsolve.placement import Placement
+
+DOUBLE = torch.float64
+LIMIT = 1.0
+# kept, clipped, kept, overflow, kept
+FACTORS = (0.1, 1000.0, 0.1, float("inf"), 0.1)
+CHECKS = {"max_grad_norm": LIMIT, "check_overflow": True}
+
+
+def mesh_of(**dims: int) -> DeviceMesh:
+    return init_device_mesh("cpu", tuple(dims.values()), mesh_dim_names=tuple(dims))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def here(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def assert_equal_along(group: dist.ProcessGroup, tensors: dict[object, torch.Tensor]) -> None:
+    """Bit by bit the same in all processes of a group."""
+    for name, tensor in tensors.items():
+        own = here(tensor.detach()).contiguous()
+        others = [torch.empty_like(own) for _ in range(group.size())]
+        dist.all_gather(others, own, group=group)
+        assert all(torch.equal(own, other) for other in others), name
+
+
+def assert_close(found: dict, reference: dict) -> None:
+    for key, tensor in found.items():
+        torch.testing.assert_close(whole(tensor), reference[key], rtol=0, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def gradients(pipe: Pipeline) -> dict[tuple[int, str], torch.Tensor]:
+    return {key: gradient for key, (gradient,) in pipes.gradients(pipe).items()}
+
+
+def weights(pipe: Pipeline) -> dict[tuple[int, str], torch.Tensor]:
+    return {
+        (stage, name): parameter
+        for rank in pipe.ranks
+        for stage, work in rank.stages.items()
+        for name, parameter in work.module.named_parameters()
+    }
+
+
+def part(batch: tuple[torch.Tensor, ...], mesh: DeviceMesh) -> list[torch.Tensor]:
+    """What this replica trains on."""
+    return [tensor.chunk(mesh["dp"].size())[mesh.get_local_rank("dp")] for tensor in batch]
+
+
+def training_batches(microbatches: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    found = []
+    for step, factor in enumerate(FACTORS):
+        inputs, target = pipes.batch(microbatches, dtype=DOUBLE, seed=step)
+        found.append((inputs, target * factor))
+    return found
+
+
+def reference_weights(stages: list[nn.Module], batches: list, microbatches: int) -> dict[tuple[int, str], torch.Tensor]:
+    """One process, all data, one optimizer, the synchronous rule."""
+    named = {(s, n): p for s, stage in enumerate(stages) for n, p in stage.named_parameters()}
+    optimizer = adam(list(named.values()))
+    verdicts = []
+    for batch in batches:
+        found, _ = plain_gradients(stages, batch, pipes.square_loss, microbatches)
+        for key, parameter in named.items():
+            parameter.grad = found[key]
+        verdicts.append(synchronous_step([optimizer], **CHECKS)[0].value)
+    assert verdicts == ["kept", "clipped", "kept", "skipped", "kept"], verdicts
+    return {key: parameter.detach() for key, parameter in named.items()}
+
+
+def trained(make, table, mesh: DeviceMesh, cut) -> dict[tuple[int, str], torch.Tensor]:
+    """Weights after steps that are kept, clipped and skipped: bitwise alike with and without a barrier."""
+    found = []
+    for synchronous in (True, False):
+        options = {"optimizer": adam, "synchronous": synchronous, **CHECKS}
+        with Pipeline(table, make(), pipes.square_loss, mesh=mesh, **options) as pipe:
+            pipe.steps([cut(batch) for batch in training_batches(8)])
+            pipe.flush()
+            assert [v.verdict.value for v in pipe.validations] == ["kept", "clipped", "kept", "skipped", "kept"]
+            if not synchronous:
+                assert any(v.rerun for v in pipe.validations)
+            found.append({key: here(p.detach()).clone() for key, p in weights(pipe).items()})
+            last = {key: p.detach() for key, p in weights(pipe).items()}
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+    return last
+
+
+class Normed(nn.Module):
+    """Batch statistics, and a weight that only every other call uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(pipes.WIDTH, dtype=DOUBLE)
+        self.idle = nn.Parameter(torch.ones(3, dtype=DOUBLE))
+        self.used = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        return x * self.idle[:1] if self.used else x
+
+
+def data_parallel(rank: int, directory: Path) -> None:
+    """Pp 2 x dp 2: gradients of the whole batch, replicas bitwise equal, sent off while the row goes on."""
+    mesh = mesh_of(pp=2, dp=2)
+    replicas, column = mesh.get_group("dp"), mesh.get_local_rank("dp")
+    placements = Placement.looped(2, 2), Placement.v(2), Placement.linear(2), Placement.bidirectional(2)
+    for number, placement in enumerate(placements):
+        table = pipes.timetable(placement, 4, seed=number)
+        data = pipes.batch(8, dtype=DOUBLE, rows=4)
+        stages = pipes.model(placement.stages, dtype=DOUBLE)
+        stages[-1] = nn.Sequential(stages[-1], Normed())
+        reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 8)
+        if column:
+            for stage in stages:
+                for p in stage.parameters():
+                    p.data.add_(1.0)  # the first replica's weights are what counts
+        sent: list[int] = []
+        with Pipeline(table, stages, pipes.square_loss, mesh=mesh) as pipe, pytest.MonkeyPatch.context() as patch:
+            plain = dist.all_reduce
+
+            def noted(*arguments, pipe=pipe, sent=sent, plain=plain, **named):
+                if named.get("async_op"):
+                    sent.append(pipe.ranks[0].at[0])
+                return plain(*arguments, **named)
+
+            patch.setattr(dist, "all_reduce", noted)
+            for times in (1, 2):
+                pipe.step(*part(data, mesh))  # the second time on top of the first
+                found = gradients(pipe)
+                idle = [key for key, gradient in found.items() if gradient is None]
+                assert [name for _, name in idle] in ([], ["1.idle"])
+                for key in idle:
+                    del found[key]
+                assert_close(found, {key: times * gradient for key, gradient in reference.items()})
+                assert_equal_along(replicas, found)
+                work = pipe.ranks[0].stages[max(pipe.ranks[0].stages)]
+                assert_equal_along(replicas, dict(work.module.named_buffers()))
+            # one replica alone uses a weight: both get its gradient
+            for work in pipe.ranks[0].stages.values():
+                for module in work.module.modules():
+                    if isinstance(module, Normed):
+                        module.used = column == 1
+            pipe.zero_grad()
+            pipe.step(*part(data, mesh))
+            found = gradients(pipe)
+            assert None not in found.values()
+            assert_equal_along(replicas, found)
+            calls = len(pipe.ranks[0].training.calls)
+            if len(placement.routes) == 1:
+                assert len(sent) == 3 * len(pipe.ranks[0].stages)
+                assert all(0 <= at < calls for at in sent)
+            if placement.stages > 2:
+                computes = [i for i, a in enumerate(pipe.ranks[0].training.actions) if a.do.value == "compute"]
+                assert min(sent) < computes[-1], (sent, computes[-1])
+        print(placement.routes, "done", flush=True)
+
+
+def accumulation(rank: int, directory: Path) -> None:
+    """Two steps make an update: gradients travel once, in the second."""
+    mesh = mesh_of(pp=2, dp=2)
+    table = pipes.timetable(Placement.linear(2), 4, seed=1)
+    stages = pipes.model(2, dtype=DOUBLE)
+    data = pipes.batch(16, dtype=DOUBLE)
+    reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 16)
+    with Pipeline(table, stages, pipes.square_loss, mesh=mesh, accumulation_steps=2) as pipe:
+        for half in zip(*(tensor.chunk(2) for tensor in data), strict=True):
+            pipe.step(*part(half, mesh))
+        assert_close(gradients(pipe), reference)
+        assert_equal_along(mesh.get_group("dp"), gradients(pipe))
+
+
+def data_parallel_training(rank: int, directory: Path) -> None:
+    """Pp 2 x dp 2 with clipping, skipping, and forwards that run again."""
+    mesh = mesh_of(pp=2, dp=2)
+    for number, placement in enumerate((Placement.linear(2), Placement.looped(2, 2))):
+        table = pipes.timetable(placement, 4, seed=number)
+        stages = pipes.model(placement.stages, dtype=DOUBLE)
+        expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
+        found = trained(lambda stages=stages: pipes.clones(stages), table, mesh, lambda batch: part(batch, mesh))
+        assert_close(found, expected)
+        assert_equal_along(mesh.get_group("dp"), found)
+
+
+def data_parallel_trap(rank: int, directory: Path) -> None:
+    """`DistributedDataParallel` in a stage misses what a split backward computes; the pipeline does not."""
+    mesh = mesh_of(pp=2, dp=2)
+    replicas = mesh.get_group("dp")
+    stages, data = pipes.model(2, dtype=DOUBLE), pipes.batch(8, dtype=DOUBLE)
+    mine = part(data, mesh)
+
+    plain = DistributedDataParallel(nn.Sequential(*pipes.clones(stages)), process_group=replicas)
+    (pipes.square_loss(plain(mine[0]), mine[1])).backward()
+    expected = {(int(name[7]), name[9:]): p.grad for name, p in plain.named_parameters()}
+
+    # torch's own split, on its stage 1: what each replica is left with is its own
+    inside = DistributedDataParallel(pipes.clones(stages)[1], process_group=replicas)
+    work = StageWork(1, inside, pipes.square_loss, mine[1])
+    flight = work.forward((stages[0](mine[0]).detach().requires_grad_(),))
+    work.backward_input(flight, ())
+    work.backward_weight(flight)
+    wrong = {(1, name[7:]): p.grad for name, p in inside.named_parameters()}
+    assert max(float((wrong[key] - expected[key]).abs().max()) for key in wrong) > 1e-3
+
+    def row(fused: float):
+        asked = pipes.problem(Placement.linear(2), 4)
+        return pipes.simulate(asked, pipes.orderly(asked, 3, fused=fused))
+
+    for fused in (0.0, 1.0):
+        with Pipeline(row(fused), pipes.clones(stages), pipes.square_loss, mesh=mesh) as pipe:
+            pipe.step(*mine)
+            assert_close(gradients(pipe), expected)
+    with pytest.raises(InvalidInput, match="let the pipeline reduce over replicas"):
+        Pipeline(row(0.0), {mesh.get_local_rank("pp"): inside}, pipes.square_loss, mesh=mesh)
+
+
+class Wide(nn.Module):
+    """Two layers that are spread over devices, and a norm that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(pipes.WIDTH, 8)
+        self.norm = nn.LayerNorm(pipes.WIDTH)
+        self.down = nn.Linear(8, pipes.WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(self.down(self.up(x).tanh()))
+
+
+def wide_stages(count: int) -> list[nn.Module]:
+    torch.manual_seed(3)
+    return [Wide().to(DOUBLE) for _ in range(count)]
+
+
+def spread(stages: list[nn.Module], mesh: DeviceMesh) -> list[nn.Module]:
+    return [
+        parallelize_module(stage, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}) for stage in stages
+    ]
+
+
+def tensor_parallel(rank: int, directory: Path) -> None:
+    """Pp 2 x tp 2: gradients, and clipping that counts a shard once."""
+    mesh = mesh_of(pp=2, tp=2)
+    for number, placement in enumerate((Placement.linear(2), Placement.looped(2, 2))):
+        table = pipes.timetable(placement, 8, seed=number)
+        stages, data = wide_stages(placement.stages), pipes.batch(8, dtype=DOUBLE)
+        reference, loss = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 8)
+
+        def make(stages=stages):
+            return spread(pipes.clones(stages), mesh)
+
+        with Pipeline(table, make(), pipes.square_loss, mesh=mesh) as pipe:
+            found_loss = pipe.step(*data)
+            assert_close(gradients(pipe), reference)
+            assert found_loss is None or abs(float(found_loss) - loss) < 1e-10
+            plain = {key: g for key, g in gradients(pipe).items() if not isinstance(g, DTensor)}
+            assert len(plain) == 2 * len(pipe.ranks[0].stages)
+            assert_equal_along(mesh.get_group("tp"), plain)
+        with Pipeline(table, make(), pipes.square_loss, mesh=mesh, optimizer=adam, max_grad_norm=LIMIT) as pipe:
+            pipe.step(*data)
+            pipe.flush()
+            norm = torch.stack([g.norm() for g in reference.values()]).norm()
+            assert abs(pipe.validations[-1].norm - float(norm)) < 1e-10
+        expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
+        found = trained(make, table, mesh, lambda batch: batch)
+        assert_close(found, expected)
+        print(placement.routes, "done", flush=True)
+
+
+def replicas_of_tensor_parallel(rank: int, directory: Path) -> None:
+    """Pp 1 x dp 2 x tp 2: shards are averaged with their own kind."""
+    mesh = mesh_of(pp=1, dp=2, tp=2)
+    table = pipes.timetable(Placement.linear(1), 4)
+    stages, data = wide_stages(1), pipes.batch(8, dtype=DOUBLE)
+    reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 8)
+    with Pipeline(table, spread(pipes.clones(stages), mesh), pipes.square_loss, mesh=mesh) as pipe:
+        pipe.step(*part(data, mesh))
+        assert_close(gradients(pipe), reference)
+        assert_equal_along(mesh.get_group("dp"), gradients(pipe))
+    expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
+    options = {"optimizer": adam, **CHECKS}
+    with Pipeline(table, spread(pipes.clones(stages), mesh), pipes.square_loss, mesh=mesh, **options) as pipe:
+        pipe.steps([part(batch, mesh) for batch in training_batches(8)])
+        pipe.flush()
+        assert_close(weights(pipe), expected)
+
+
+def fully_sharded(rank: int, directory: Path) -> None:
+    """Pp 2 x dp 2, with weights sharded over the replicas where asked: FSDP takes those means itself."""
+    mesh = mesh_of(pp=2, dp=2)
+    for number, placement in enumerate((Placement.linear(2), Placement.v(2))):
+        table = pipes.timetable(placement, 4, seed=number)
+        stages, data = wide_stages(placement.stages), pipes.batch(8, dtype=DOUBLE)
+        reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 8)
+
+        def make(stages=stages):
+            made = pipes.clones(stages)
+            for s, stage in enumerate(made):
+                if s % 4 != 3:
+                    fully_shard(stage.up, mesh=mesh["dp"])
+                if s % 4 in (0, 2):
+                    fully_shard(stage, mesh=mesh["dp"])
+            return made
+
+        with Pipeline(table, make(), pipes.square_loss, mesh=mesh) as pipe:
+            for times in (1, 2):
+                pipe.step(*part(data, mesh))
+                assert_close(gradients(pipe), {key: times * g for key, g in reference.items()})
+            sharded = {s for (s, _), g in gradients(pipe).items() if isinstance(g, DTensor)}
+            assert sharded == {s for s in pipe.ranks[0].stages if s != 3}
+            expected = data[0]
+            with torch.no_grad():
+                for stage in stages:
+                    expected = stage(expected)
+            output = pipe.eval(part(data, mesh)[0])
+            assert output is None or torch.allclose(output, part((expected,), mesh)[0])
+        expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
+        found = trained(make, table, mesh, lambda batch: part(batch, mesh))
+        assert_close(found, expected)
+        print(placement.routes, "done", flush=True)
+
+
+def refused(rank: int, directory: Path) -> None:
+    """What cannot be a pipeline's mesh, in words."""
+    table = pipes.timetable(Placement.linear(2), 4)
+    stages = pipes.model(2)
+    mesh = mesh_of(pp=2, dp=2)
+    for bad, message in (
+        (init_device_mesh("cpu", (2, 2)), "does not name its dimensions; name one of them 'pp'"),
+        (mesh_of(dp=2, tp=2), r"names its dimensions \('dp', 'tp'\); name one of them 'pp'"),
+        (mesh_of(pp=4), "the timetable is for 2 ranks, but the mesh's dimension 'pp' has 4"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            Pipeline(table, stages, pipes.square_loss, mesh=bad)
+    other = pipes.timetable(Placement.linear(2), 4, seed=1)
+    with pytest.raises(InvalidInput, match="are replicas of each other, but their stages or timetables differ"):
+        Pipeline((table, other)[mesh.get_local_rank("dp")], stages, pipes.square_loss, mesh=mesh)
+
+
+def trouble(rank: int, directory: Path, *, what: str, dims: dict[str, int]) -> None:
+    """Process 1 gets into trouble in its second step."""
+    mesh = mesh_of(**dims)
+    table = pipes.timetable(Placement.linear(dims["pp"]), 4, seed=1)
+    stages = pipes.model(dims["pp"])
+    if rank == 1:
+        at = mesh.get_local_rank("pp")
+        stages[at] = Trouble(stages[at], 6, directory, what)
+        stages[at] = Renamed(stages[at])
+    else:
+        stages = [Renamed(Trouble(stage, -1, directory, what)) for stage in stages]
+    with Pipeline(table, stages, pipes.square_loss, mesh=mesh) as pipe:
+        (directory / f"pid-{rank}").write_text(str(os.getpid()))
+        pipe.steps([pipes.batch(4)] * 50)
+
+
+class Renamed(nn.Sequential):
+    """So that all replicas have the same names."""

@@ -1,0 +1,47 @@
+"""Pipelines in a mesh of four processes over gloo: replicas, tensor parallelism, sharded weights."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.dist.test_pipeline_processes import assert_all_stop, launch  # noqa: F401 - a fixture
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "data_parallel",
+        "accumulation",
+        "data_parallel_training",
+        "data_parallel_trap",
+        "tensor_parallel",
+        "replicas_of_tensor_parallel",
+        "fully_sharded",
+        "refused",
+    ],
+)
+def test_meshes_compute_what_one_process_computes(launch, scenario):  # noqa: F811
+    ranks = launch(f"meshes.{scenario}", 4)
+    assert ranks.wait() == [0] * 4, ranks.said()
+
+
+@pytest.mark.parametrize("dims", [{"pp": 2, "dp": 2}, {"pp": 1, "dp": 4}], ids=["pp2-dp2", "dp4"])
+def test_a_process_that_raises_stops_the_other_replicas(launch, dims):  # noqa: F811
+    ranks = launch("meshes.trouble", 4, what="raise", dims=dims)
+    ranks.wait_for("trouble")
+    assert_all_stop(ranks, time.monotonic())
+    for rank in range(4):
+        assert "ValueError: no such luck" in ranks.said(rank)
+    assert "process 1, of another replica or group, failed: F1 of stage 0" in ranks.said(0)
+
+
+@pytest.mark.parametrize("dims", [{"pp": 2, "dp": 2}, {"pp": 1, "dp": 4}], ids=["pp2-dp2", "dp4"])
+def test_a_killed_process_stops_the_other_replicas(launch, dims):  # noqa: F811
+    ranks = launch("meshes.trouble", 4, what="sleep", dims=dims)
+    ranks.wait_for("trouble")
+    ranks.signal(1, signal.SIGKILL)
+    assert_all_stop(ranks, time.monotonic(), but=(1,))
+    assert "process 1, of another replica or group, failed: its process has given no sign of life" in ranks.said(0)

@@ -1,0 +1,296 @@
+"""A pipeline as one dimension of a mesh of processes: replicas beside it, groups of devices within its ranks.
+
+::
+
+    mesh dims       who answers for them
+    pp              the pipeline: one rank a coordinate
+    dp              the pipeline: its replicas train on different data, gradients are averaged (`ReplicaMean`)
+    all others      the modules of the stages: DTensors over "tp", `fully_shard` over one of its own (or over "dp")
+
+A stage's gradients set out as soon as its last W is done, and travel while the row goes on::
+
+    replica 0   F0 F1 B1 W1 of stage 3 | F0 of stage 1 ... W1 of stage 1 | end: wait, step
+                                       `-------- mean over replicas ---------'
+    replica 1   F0 F1 B1 W1 of stage 3 | F0 of stage 1 ... W1 of stage 1 | end: wait, step
+
+`DistributedDataParallel` inside a stage cannot do this: it reduces what autograd adds to ``.grad`` and
+never hears of a gradient that W computes. Here the row says when a stage is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from zbsolve.errors import InvalidInput
+from zbsolve.executor.optimizer.gradients import local
+from zbsolve.executor.optimizer.verdict import State
+from zbsolve.executor.transports import Distributed
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["MeshPlace", "ReplicaMean"]
+
+PIPELINE = "pp"
+REPLICAS = "dp"
+_BUCKET_BYTES = 25 << 20
+
+Modules = Mapping[int, torch.nn.Module]
+
+
+class MeshPlace:
+    """Where this process stands in a mesh.
+
+    Parameters
+    ----------
+    mesh
+        With named dimensions, ``"pp"`` among them.
+
+    Attributes
+    ----------
+    pipeline
+        The processes of this pipeline, in the order of its ranks.
+    replicas
+        Those that hold the same stages for other data; None without replicas.
+    within
+        Those that share this rank's stages, one group for each dimension left.
+
+    Raises
+    ------
+    InvalidInput
+        If the mesh has no names, no ``"pp"``, or does not hold this process.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        names = getattr(mesh, "mesh_dim_names", None)
+        if not names or PIPELINE not in names:
+            said = f"names its dimensions {tuple(names)}" if names else "does not name its dimensions"
+            raise InvalidInput(
+                f"the mesh {said}; name one of them {PIPELINE!r}, as init_device_mesh('cpu', (2, 2), "
+                f"mesh_dim_names=({PIPELINE!r}, {REPLICAS!r})) does"
+            )
+        if mesh.get_coordinate() is None:
+            raise InvalidInput(f"process {dist.get_rank()} is not in the mesh, so it cannot take part in the pipeline")
+        sizes = dict(zip(names, mesh.mesh.shape, strict=True))
+        self.pipeline: dist.ProcessGroup = mesh.get_group(PIPELINE)
+        self.replicas: dist.ProcessGroup | None = mesh.get_group(REPLICAS) if sizes.get(REPLICAS, 1) > 1 else None
+        self.within: tuple[dist.ProcessGroup, ...] = tuple(
+            mesh.get_group(name) for name in names if name not in (PIPELINE, REPLICAS) and sizes[name] > 1
+        )
+        self.everyone: list[int] = mesh.mesh.flatten().tolist()
+
+    def transport(self) -> Distributed:
+        """The connections of this pipeline; a failure anywhere in the mesh stops it."""
+        return Distributed(self.pipeline, everyone=self.everyone)
+
+    def agreed(self, device: torch.device) -> Callable[[State], State] | None:
+        """For `PostValidatedOptimizer`: the one state of all who share this rank's stages; None where it is alone.
+
+        Gradients that are not sharded are computed by each of them, perhaps with another last bit, and
+        DTensors are counted as a whole by all; the largest sum is everybody's.
+        """
+        if not self.within:
+            return None
+
+        def agree(own: State) -> State:
+            # a NaN has no place in an order, so it goes by itself
+            lost = math.isnan(own.square_sum)
+            words = [own.overflow, own.wide, lost, 0.0 if lost else own.square_sum]
+            total = torch.tensor([float(word) for word in words], dtype=torch.float64, device=device)
+            for group in self.within:
+                dist.all_reduce(total, op=dist.ReduceOp.MAX, group=group)
+            overflow, wide, lost, square = total.tolist()
+            return State(
+                step=own.step, overflow=bool(overflow), square_sum=math.nan if lost else square, wide=bool(wide)
+            )
+
+        return agree
+
+
+class ReplicaMean:
+    """Averages gradients over the replicas of a pipeline, and keeps the replicas equal.
+
+    Parameters
+    ----------
+    group
+        The processes that hold the same stages.
+    modules
+        The rank's stages, by number.
+    late
+        Those whose gradients are complete only at the end of the row, since other ranks add to them.
+    stopped
+        Makes of a broken connection what is to be raised.
+    same
+        What the replicas must have in common besides their parameters, such as the timetable.
+
+    Raises
+    ------
+    InvalidInput
+        If the replicas differ in their parameters' names, shapes or types, or in `same`.
+
+    Notes
+    -----
+    As `DistributedDataParallel` does, it starts with the parameters and buffers of the first replica,
+    takes the mean, and hands on the first replica's buffers where forwards have changed them. A
+    parameter that no replica has used keeps ``.grad`` None. Parameters that are sharded over the
+    replicas (`fully_shard`) are left to whoever sharded them, who takes the mean, too.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        modules: Modules,
+        *,
+        late: Iterable[int],
+        stopped: Callable[[BaseException], BaseException],
+        same: str = "",
+    ) -> None:
+        self._group = group
+        self._size = group.size()
+        self._stopped = stopped
+        self._late = frozenset(late)
+        others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+        stages_of: dict[torch.Tensor, set[int]] = {}
+        names = []
+        for stage in sorted(modules):
+            for name, parameter in modules[stage].named_parameters():
+                names.append(f"{stage} {name} {tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}")
+                if not others & set(_spread_over(parameter)):
+                    stages_of.setdefault(parameter, set()).add(stage)
+        self._buffers = [b for stage in sorted(modules) for b in modules[stage].buffers() if not _spread_over(b)]
+        self._stages_of = {p: frozenset(stages) for p, stages in stages_of.items() if p.requires_grad}
+        self._waiting: dict[torch.Tensor, set[int]] = {}
+        self._before: dict[torch.Tensor, torch.Tensor] = {}
+        self._travelling: list[_Bucket] = []
+        self._update = True
+        self._reduced = False
+        tensors = [*stages_of, *self._buffers]
+        self._refuse_different("\n".join([*names, same]), _device_of(tensors))
+        for tensor in tensors:
+            dist.broadcast(local(tensor.detach()), group=group, group_src=0)
+        self._versions = [b._version for b in self._buffers]
+
+    def begin(self, *, update: bool) -> None:
+        """A step starts; gradients of steps that only gather (`update` False) stay where they are."""
+        self._update = update
+        self._travelling.clear()
+        self._waiting = {p: set(stages) for p, stages in self._stages_of.items()}
+        self._before = {}
+        if self._reduced:
+            # what is averaged already must not be averaged again
+            self._before = {p: p.grad for p in self._stages_of if p.grad is not None}
+            for parameter in self._before:
+                parameter.grad = None
+            self._reduced = False
+        self._versions = [b._version for b in self._buffers]
+
+    def complete(self, stage: int) -> None:
+        """The last W of a stage is done: its gradients set out."""
+        if self._update and stage not in self._late:
+            self._send_off([stage])
+
+    def end(self) -> None:
+        """Wait for the means."""
+        if not self._update:
+            return
+        self._send_off(sorted({s for stages in self._waiting.values() for s in stages}))
+        try:
+            for bucket in self._travelling:
+                bucket.arrive()
+            for buffer, version in zip(self._buffers, self._versions, strict=True):
+                if buffer._version != version:
+                    dist.broadcast(local(buffer.detach()), group=self._group, group_src=0)
+        except RuntimeError as error:
+            raise self._stopped(error) from error
+        self._travelling.clear()
+        for parameter, before in self._before.items():
+            parameter.grad = before if parameter.grad is None else before + parameter.grad
+        self._before = {}
+        self._reduced = True
+
+    def _send_off(self, stages: Sequence[int]) -> None:
+        ready = []
+        for stage in stages:
+            for parameter, waiting in list(self._waiting.items()):
+                waiting.discard(stage)
+                # a parameter of several stages waits for the last of them
+                if not waiting:
+                    del self._waiting[parameter]
+                    ready.append(parameter)
+        try:
+            self._travelling += [_Bucket(parameters, self._group, self._size) for parameters in _buckets(ready)]
+        except RuntimeError as error:
+            raise self._stopped(error) from error
+
+    def _refuse_different(self, text: str, device: torch.device) -> None:
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+        ends = torch.tensor([number, -number], dtype=torch.int64, device=device)
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._group)
+        if ends.tolist() != [number, -number]:
+            members = dist.get_process_group_ranks(self._group)
+            raise InvalidInput(
+                f"processes {members} are replicas of each other, but their stages or timetables differ; give every "
+                "coordinate of the mesh's dimension 'dp' the same ones"
+            )
+
+
+class _Bucket:
+    """Gradients of one type on their way, in one tensor; behind them a flag each: whether there is one."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], group: dist.ProcessGroup, size: int) -> None:
+        self._parameters = parameters
+        places = [local(p.detach()) for p in parameters]
+        parts = [
+            torch.zeros_like(place).reshape(-1) if p.grad is None else local(p.grad).reshape(-1)
+            for p, place in zip(parameters, places, strict=True)
+        ]
+        flags = torch.tensor([float(p.grad is not None) for p in parameters]).to(places[0])
+        self._sizes = [part.numel() for part in parts]
+        # divided before they are added, so that sums of small types do not overflow
+        self._flat = torch.cat([*parts, flags]).div_(size)
+        self._work: Any = dist.all_reduce(self._flat, group=group, async_op=True)
+
+    def arrive(self) -> None:
+        """Put the means where the gradients were."""
+        self._work.wait()
+        *parts, flags = torch.split(self._flat, [*self._sizes, len(self._sizes)])
+        for i, (parameter, part) in enumerate(zip(self._parameters, parts, strict=True)):
+            if parameter.grad is None:
+                if not flags[i]:
+                    continue
+                parameter.grad = torch.zeros_like(parameter)
+            place = local(parameter.grad)
+            place.copy_(part.view(place.shape))
+
+
+def _buckets(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Parameters of one type and device together, up to 25 MiB; in the same order on all replicas."""
+    found: list[list[torch.Tensor]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
+    for parameter in parameters:
+        key = parameter.dtype, parameter.device
+        here = local(parameter.detach())
+        size = here.numel() * here.element_size()
+        bucket, filled = filling.get(key, ([], 0))
+        if not bucket or filled + size > _BUCKET_BYTES:
+            bucket, filled = [], 0
+            found.append(bucket)
+        bucket.append(parameter)
+        filling[key] = bucket, filled + size
+    return found
+
+
+def _spread_over(tensor: torch.Tensor) -> list[int]:
+    """The processes that a DTensor lies on; none for any other tensor."""
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    return [] if mesh is None else mesh.mesh.flatten().tolist()
+
+
+def _device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
+    return tensors[0].device if tensors else torch.device("cpu")

@@ -26,9 +26,9 @@ from zbsolve.executor.stagework import StageWork
 from zbsolve.placement import Placement
 
 DOUBLE = torch.float64
-LIMIT = 1.0
+LIMIT = 100.0
 # kept, clipped, kept, overflow, kept
-FACTORS = (0.1, 1000.0, 0.1, float("inf"), 0.1)
+FACTORS = (0.1, 1e5, 0.1, float("inf"), 0.1)
 CHECKS = {"max_grad_norm": LIMIT, "check_overflow": True}
 
 
@@ -157,9 +157,10 @@ def data_parallel(rank: int, directory: Path) -> None:
             for times in (1, 2):
                 pipe.step(*part(data, mesh))  # the second time on top of the first
                 found = gradients(pipe)
-                idle = [key for key, gradient in found.items() if gradient is None]
-                assert [name for _, name in idle] in ([], ["1.idle"])
-                for key in idle:
+                for key in found.keys() - reference.keys():
+                    assert key[1] == "1.idle"
+                    # stages on several ranks get zeros for what nobody uses
+                    assert found[key] is None or not found[key].any()
                     del found[key]
                 assert_close(found, {key: times * gradient for key, gradient in reference.items()})
                 assert_equal_along(replicas, found)
@@ -182,7 +183,6 @@ def data_parallel(rank: int, directory: Path) -> None:
             if placement.stages > 2:
                 computes = [i for i, a in enumerate(pipe.ranks[0].training.actions) if a.do.value == "compute"]
                 assert min(sent) < computes[-1], (sent, computes[-1])
-        print(placement.routes, "done", flush=True)
 
 
 def accumulation(rank: int, directory: Path) -> None:
@@ -293,7 +293,6 @@ def tensor_parallel(rank: int, directory: Path) -> None:
         expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
         found = trained(make, table, mesh, lambda batch: batch)
         assert_close(found, expected)
-        print(placement.routes, "done", flush=True)
 
 
 def replicas_of_tensor_parallel(rank: int, directory: Path) -> None:
@@ -346,7 +345,6 @@ def fully_sharded(rank: int, directory: Path) -> None:
         expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
         found = trained(make, table, mesh, lambda batch: part(batch, mesh))
         assert_close(found, expected)
-        print(placement.routes, "done", flush=True)
 
 
 def refused(rank: int, directory: Path) -> None:

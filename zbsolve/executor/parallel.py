@@ -137,9 +137,10 @@ class ReplicaMean:
     Notes
     -----
     As `DistributedDataParallel` does, it starts with the parameters and buffers of the first replica,
-    takes the mean, and hands on the first replica's buffers where forwards have changed them. A
-    parameter that no replica has used keeps ``.grad`` None. Parameters that are sharded over the
-    replicas (`fully_shard`) are left to whoever sharded them, who takes the mean, too.
+    takes the mean, and hands on the first replica's buffers (batch statistics), though only after each
+    update and only those that a state_dict holds. A parameter that no replica has used keeps ``.grad``
+    None. Parameters that are sharded over the replicas (`fully_shard`) are left to whoever sharded
+    them, who takes the mean, too.
     """
 
     def __init__(
@@ -163,18 +164,17 @@ class ReplicaMean:
                 names.append(f"{stage} {name} {tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}")
                 if not others & set(_spread_over(parameter)):
                     stages_of.setdefault(parameter, set()).add(stage)
-        self._buffers = [b for stage in sorted(modules) for b in modules[stage].buffers() if not _spread_over(b)]
+        self._modules = [modules[stage] for stage in sorted(modules)]
         self._stages_of = {p: frozenset(stages) for p, stages in stages_of.items() if p.requires_grad}
         self._waiting: dict[torch.Tensor, set[int]] = {}
         self._before: dict[torch.Tensor, torch.Tensor] = {}
         self._travelling: list[_Bucket] = []
         self._update = True
         self._reduced = False
-        tensors = [*stages_of, *self._buffers]
+        tensors = [*stages_of, *self._buffers(persistent=False)]
         self._refuse_different("\n".join([*names, same]), _device_of(tensors))
         for tensor in tensors:
             dist.broadcast(local(tensor.detach()), group=group, group_src=0)
-        self._versions = [b._version for b in self._buffers]
 
     def begin(self, *, update: bool) -> None:
         """A step starts; gradients of steps that only gather (`update` False) stay where they are."""
@@ -188,7 +188,6 @@ class ReplicaMean:
             for parameter in self._before:
                 parameter.grad = None
             self._reduced = False
-        self._versions = [b._version for b in self._buffers]
 
     def complete(self, stage: int) -> None:
         """The last W of a stage is done: its gradients set out."""
@@ -203,9 +202,12 @@ class ReplicaMean:
         try:
             for bucket in self._travelling:
                 bucket.arrive()
-            for buffer, version in zip(self._buffers, self._versions, strict=True):
-                if buffer._version != version:
-                    dist.broadcast(local(buffer.detach()), group=self._group, group_src=0)
+            works = [
+                dist.broadcast(b.detach(), group=self._group, group_src=0, async_op=True)
+                for b in self._buffers(persistent=True)
+            ]
+            for work in works:
+                work.wait()
         except RuntimeError as error:
             raise self._stopped(error) from error
         self._travelling.clear()
@@ -213,6 +215,17 @@ class ReplicaMean:
             parameter.grad = before if parameter.grad is None else before + parameter.grad
         self._before = {}
         self._reduced = True
+
+    def _buffers(self, *, persistent: bool) -> list[torch.Tensor]:
+        """Those that are there now; if asked, without what a state_dict leaves out, such as tables of constants."""
+        inner = [m for module in self._modules for m in module.modules()]
+        found = [
+            buffer
+            for m in inner
+            for name, buffer in m._buffers.items()
+            if buffer is not None and not (persistent and name in m._non_persistent_buffers_set)
+        ]
+        return [b for b in dict.fromkeys(found) if not _spread_over(b)]
 
     def _send_off(self, stages: Sequence[int]) -> None:
         ready = []
@@ -244,29 +257,50 @@ class _Bucket:
     """Gradients of one type on their way, in one tensor; behind them a flag each: whether there is one."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], group: dist.ProcessGroup, size: int) -> None:
-        self._parameters = parameters
-        places = [local(p.detach()) for p in parameters]
-        parts = [
-            torch.zeros_like(place).reshape(-1) if p.grad is None else local(p.grad).reshape(-1)
-            for p, place in zip(parameters, places, strict=True)
-        ]
-        flags = torch.tensor([float(p.grad is not None) for p in parameters]).to(places[0])
-        self._sizes = [part.numel() for part in parts]
+        dtype = _gradient_dtype(parameters[0])
+        parts = [_flat_gradient(p).to(dtype) for p in parameters]
+        flags = torch.tensor([float(p.grad is not None) for p in parameters]).to(parts[0])
         # divided before they are added, so that sums of small types do not overflow
-        self._flat = torch.cat([*parts, flags]).div_(size)
-        self._work: Any = dist.all_reduce(self._flat, group=group, async_op=True)
+        flat = torch.cat([*parts, flags]).div_(size)
+        *means, self._flags = torch.split(flat, [*(part.numel() for part in parts), len(parts)])
+        self._to_put: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        for i, (parameter, mean) in enumerate(zip(parameters, means, strict=True)):
+            gradient = parameter.grad
+            if type(gradient) is torch.Tensor and gradient.is_contiguous() and gradient.dtype is dtype:
+                # it lives in the bucket from now on, so that there are no two of it
+                parameter.grad = mean.view(gradient.shape)
+            else:
+                self._to_put.append((i, parameter, mean))
+        self._work: Any = dist.all_reduce(flat, group=group, async_op=True)
 
     def arrive(self) -> None:
         """Put the means where the gradients were."""
         self._work.wait()
-        *parts, flags = torch.split(self._flat, [*self._sizes, len(self._sizes)])
-        for i, (parameter, part) in enumerate(zip(self._parameters, parts, strict=True)):
+        for i, parameter, mean in self._to_put:
             if parameter.grad is None:
-                if not flags[i]:
+                if not self._flags[i]:
                     continue
                 parameter.grad = torch.zeros_like(parameter)
             place = local(parameter.grad)
-            place.copy_(part.view(place.shape))
+            place.copy_(mean.view(place.shape))
+
+
+def _flat_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.zeros_like(local(parameter.detach()), memory_format=torch.contiguous_format).reshape(-1)
+    if gradient.layout is not torch.strided:
+        raise InvalidInput(
+            f"a gradient of shape {tuple(gradient.shape)} is sparse, which replicas cannot average: build its "
+            "embedding with sparse=False"
+        )
+    return local(gradient).reshape(-1)
+
+
+def _gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """That of its gradient, whether there is one yet or not."""
+    asked: torch.dtype | None = getattr(parameter, "grad_dtype", None)
+    return parameter.dtype if asked is None else asked
 
 
 def _buckets(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -274,9 +308,8 @@ def _buckets(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     found: list[list[torch.Tensor]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
     for parameter in parameters:
-        key = parameter.dtype, parameter.device
-        here = local(parameter.detach())
-        size = here.numel() * here.element_size()
+        key = _gradient_dtype(parameter), parameter.device
+        size = local(parameter.detach()).numel() * key[0].itemsize
         bucket, filled = filling.get(key, ([], 0))
         if not bucket or filled + size > _BUCKET_BYTES:
             bucket, filled = [], 0

@@ -32,7 +32,7 @@ class RankFailure(RunError):
 
 
 class Around(Protocol):
-    """What gathers a rank's gradients around a step, ahead of the optimizer; `ReplicaSum` is one.
+    """What gathers a rank's gradients around a step, ahead of the optimizer: `ReplicaSum`, `ReplicaMean`.
 
     ::
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zbsolve.errors import InvalidInput
+from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.boundary import Boundary, TensorSpec
 from zbsolve.executor.transports.health import Health
 from zbsolve.executor.transports.protocol import Endpoint, Mail, Tensors
@@ -361,6 +361,7 @@ class _Mail:
         def send(tensors: Tensors) -> None:
             works: list[tuple[Any, torch.Tensor]] = []
             if forward and not boundary.announced:
+                self._refuse_spread(boundary, tensors)
                 boundary.announced = True
                 header = torch.tensor(list(boundary.header()), dtype=torch.uint8, device=self._wire)
                 size = torch.tensor([len(header)], dtype=torch.int64, device=self._wire)
@@ -371,6 +372,13 @@ class _Mail:
             sending[message] = works
 
         return send
+
+    def _refuse_spread(self, boundary: Boundary, tensors: Tensors) -> None:
+        if any(hasattr(tensor, "to_local") for tensor in tensors):
+            raise RunError(
+                f"stage {boundary.stage} hands a DTensor to another rank, which takes plain tensors only: end the stage "
+                "with .to_local(), or leave use_local_output=True in its parallel style"
+            )
 
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
         """A dense tensor on the wire's device that no receive can write into."""

@@ -11,14 +11,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.scenarios import Trouble
 from tests.executor import pipes
 from tests.executor.test_pipeline import adam
-from zbsolve.errors import InvalidInput
+from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.gradients import plain_gradients
 from zbsolve.executor.optimizer import synchronous_step
 from zbsolve.executor.runtime import Pipeline
@@ -295,6 +295,51 @@ def tensor_parallel(rank: int, directory: Path) -> None:
         assert_close(found, expected)
 
 
+class Hands(nn.Module):
+    """Hands on its output spread along the sequence: as a DTensor, or its part."""
+
+    def __init__(self, inner: nn.Module, mesh: DeviceMesh, *, part: bool) -> None:
+        super().__init__()
+        self.inner, self.mesh, self.part = inner, mesh, part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = DTensor.from_local(self.inner(x), self.mesh, [Replicate()]).redistribute(placements=[Shard(1)])
+        return y.to_local() if self.part else y
+
+
+class Takes(nn.Module):
+    """Takes its part of an input that is spread along the sequence."""
+
+    def __init__(self, inner: nn.Module, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.inner, self.mesh = inner, mesh
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = DTensor.from_local(x, self.mesh, [Shard(1)]).redistribute(placements=[Replicate()])
+        return self.inner(y.to_local())
+
+
+def handing_on_shards(rank: int, directory: Path) -> None:
+    """Pp 2 x tp 2: a DTensor has no way to another rank, each device's part of one has."""
+    mesh = mesh_of(pp=2, tp=2)
+    table = pipes.timetable(Placement.linear(2), 4, seed=1)
+    stages, data = wide_stages(2), pipes.batch(4, dtype=DOUBLE)
+    reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 4)
+
+    def make(*, part: bool) -> list[nn.Module]:
+        first, second = spread(pipes.clones(stages), mesh)
+        return [Hands(first, mesh["tp"], part=part), Takes(second, mesh["tp"])]
+
+    with Pipeline(table, make(part=True), pipes.square_loss, mesh=mesh) as pipe:
+        pipe.step(*data)
+        assert_close({(s, name.removeprefix("inner.")): g for (s, name), g in gradients(pipe).items()}, reference)
+    with (
+        pytest.raises(RunError, match=r"stage 0 hands a DTensor to another rank.* end the stage with .to_local"),
+        Pipeline(table, make(part=False), pipes.square_loss, mesh=mesh) as pipe,
+    ):
+        pipe.step(*data)
+
+
 def replicas_of_tensor_parallel(rank: int, directory: Path) -> None:
     """Pp 1 x dp 2 x tp 2: shards are averaged with their own kind."""
     mesh = mesh_of(pp=1, dp=2, tp=2)
@@ -368,7 +413,9 @@ def trouble(rank: int, directory: Path, *, what: str, dims: dict[str, int]) -> N
     """Process 1 gets into trouble in its second step."""
     mesh = mesh_of(**dims)
     table = pipes.timetable(Placement.linear(dims["pp"]), 4, seed=1)
-    stages = pipes.model(dims["pp"])
+    stages: list[nn.Module] = pipes.model(dims["pp"])
+    if "tp" in dims:
+        stages = [spread([Wide()], mesh)[0] for _ in stages]
     if rank == 1:
         at = mesh.get_local_rank("pp")
         stages[at] = Trouble(stages[at], 6, directory, what)

@@ -54,8 +54,8 @@ class MeshPlace:
 
     Attributes
     ----------
-    pipeline
-        The processes of this pipeline, in the order of its ranks.
+    transport
+        The connections of this pipeline; a failure anywhere in the mesh stops it.
     replicas
         Those that hold the same stages for other data; None without replicas.
     within
@@ -78,16 +78,25 @@ class MeshPlace:
         if mesh.get_coordinate() is None:
             raise InvalidInput(f"process {dist.get_rank()} is not in the mesh, so it cannot take part in the pipeline")
         sizes = dict(zip(names, mesh.mesh.shape, strict=True))
-        self.pipeline: dist.ProcessGroup = mesh.get_group(PIPELINE)
         self.replicas: dist.ProcessGroup | None = mesh.get_group(REPLICAS) if sizes.get(REPLICAS, 1) > 1 else None
         self.within: tuple[dist.ProcessGroup, ...] = tuple(
             mesh.get_group(name) for name in names if name not in (PIPELINE, REPLICAS) and sizes[name] > 1
         )
-        self.everyone: list[int] = mesh.mesh.flatten().tolist()
+        self.transport = Distributed(mesh.get_group(PIPELINE), everyone=mesh.mesh.flatten().tolist())
 
-    def transport(self) -> Distributed:
-        """The connections of this pipeline; a failure anywhere in the mesh stops it."""
-        return Distributed(self.pipeline, everyone=self.everyone)
+    def means(self, modules: Modules, *, late: Iterable[int], same: str) -> list[ReplicaMean]:
+        """What averages the gradients of this rank, if it has replicas; parameters as of `ReplicaMean`."""
+        if self.replicas is None:
+            return []
+        return [
+            ReplicaMean(
+                self.replicas,
+                modules,
+                late=late,
+                stopped=lambda error: self.transport.health.stopped(None, error),
+                same=same,
+            )
+        ]
 
     def agreed(self, device: torch.device) -> Callable[[State], State] | None:
         """For `PostValidatedOptimizer`: the one state of all who share this rank's stages; None where it is alone.

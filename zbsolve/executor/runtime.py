@@ -24,7 +24,7 @@ from zbsolve.executor.batch import cut_batch
 from zbsolve.executor.crew import Crew
 from zbsolve.executor.feed import Feed
 from zbsolve.executor.optimizer import LossScale, Validation
-from zbsolve.executor.parallel import MeshPlace, ReplicaMean
+from zbsolve.executor.parallel import MeshPlace
 from zbsolve.executor.patience import Patience
 from zbsolve.executor.rank import Rank
 from zbsolve.executor.replicas import ReplicaSum
@@ -133,8 +133,7 @@ class Pipeline:
         if mesh is not None and transport is not None:
             raise InvalidInput("give a transport or a mesh, not both: the mesh says which processes to connect")
         place = None if mesh is None else MeshPlace(mesh)
-        if place is not None:
-            transport = place.transport()
+        transport = transport if place is None else place.transport
         self.transport = transport if transport is not None else default_transport(placement.ranks)
         if self.transport.ranks != placement.ranks:
             raise InvalidInput(
@@ -165,8 +164,8 @@ class Pipeline:
             for endpoint, works in zip(endpoints, held, strict=True)
         )
         self._sum_replicas()
-        if place is not None and place.replicas is not None:
-            self._average_replicas(place.replicas)
+        if place is not None:
+            self._average_replicas(place)
         for rank in self.ranks:
             rank.alone = len(self.ranks) == 1
             if optimizer is not None:
@@ -203,19 +202,13 @@ class Pipeline:
                 modules = {s: rank.stages[s].module for s in shared}
                 rank.around.append(ReplicaSum(rank.endpoint, modules, shared))
 
-    def _average_replicas(self, group: dist.ProcessGroup) -> None:
-        placement, transport = self.problem.placement, self.transport
-        assert isinstance(transport, Distributed)
+    def _average_replicas(self, place: MeshPlace) -> None:
+        placement = self.problem.placement
+        same = repr((self.timetable.order, self._reduction, self._accumulation))
         for rank in self.ranks:
-            rank.around.append(
-                ReplicaMean(
-                    group,
-                    {s: work.module for s, work in rank.stages.items()},
-                    late=[s for s in rank.stages if len(placement.holders(s)) > 1],
-                    stopped=lambda error: transport.health.stopped(None, error),
-                    same=repr((self.timetable.order, self._reduction, self._accumulation)),
-                )
-            )
+            modules = {s: work.module for s, work in rank.stages.items()}
+            shared = [s for s in rank.stages if len(placement.holders(s)) > 1]
+            rank.around += place.means(modules, late=shared, same=same)
 
     def close(self) -> None:
         """Let go of all connections; the pipeline cannot be used any more."""

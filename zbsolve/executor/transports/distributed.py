@@ -376,8 +376,8 @@ class _Mail:
     def _refuse_spread(self, boundary: Boundary, tensors: Tensors) -> None:
         if any(hasattr(tensor, "to_local") for tensor in tensors):
             raise RunError(
-                f"stage {boundary.stage} hands a DTensor to another rank, which takes plain tensors only: end the stage "
-                "with .to_local(), or leave use_local_output=True in its parallel style"
+                f"stage {boundary.stage} hands a DTensor to another rank, which takes plain tensors only: end the "
+                "stage with .to_local(), or leave use_local_output=True in its parallel style"
             )
 
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -98,13 +98,13 @@ def reference_weights(stages: list[nn.Module], batches: list, microbatches: int)
     return {key: parameter.detach() for key, parameter in named.items()}
 
 
-def trained(make, table, mesh: DeviceMesh, cut) -> dict[tuple[int, str], torch.Tensor]:
+def trained(make, table, mesh: DeviceMesh, batches: list) -> dict[tuple[int, str], torch.Tensor]:
     """Weights after steps that are kept, clipped and skipped: bitwise alike with and without a barrier."""
     found = []
     for synchronous in (True, False):
         options = {"optimizer": adam, "synchronous": synchronous, **CHECKS}
         with Pipeline(table, make(), pipes.square_loss, mesh=mesh, **options) as pipe:
-            pipe.steps([cut(batch) for batch in training_batches(8)])
+            pipe.steps(batches)
             pipe.flush()
             assert [v.verdict.value for v in pipe.validations] == ["kept", "clipped", "kept", "skipped", "kept"]
             if not synchronous:
@@ -206,7 +206,12 @@ def data_parallel_training(rank: int, directory: Path) -> None:
         table = pipes.timetable(placement, 4, seed=number)
         stages = pipes.model(placement.stages, dtype=DOUBLE)
         expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
-        found = trained(lambda stages=stages: pipes.clones(stages), table, mesh, lambda batch: part(batch, mesh))
+        found = trained(
+            lambda stages=stages: pipes.clones(stages),
+            table,
+            mesh,
+            [part(batch, mesh) for batch in training_batches(8)],
+        )
         assert_close(found, expected)
         assert_equal_along(mesh.get_group("dp"), found)
 
@@ -271,9 +276,9 @@ def tensor_parallel(rank: int, directory: Path) -> None:
     """Pp 2 x tp 2: gradients, and clipping that counts a shard once."""
     mesh = mesh_of(pp=2, tp=2)
     for number, placement in enumerate((Placement.linear(2), Placement.looped(2, 2))):
-        table = pipes.timetable(placement, 8, seed=number)
-        stages, data = wide_stages(placement.stages), pipes.batch(8, dtype=DOUBLE)
-        reference, loss = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 8)
+        table = pipes.timetable(placement, 4, seed=number)
+        stages, data = wide_stages(placement.stages), pipes.batch(4, dtype=DOUBLE)
+        reference, loss = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 4)
 
         def make(stages=stages):
             return spread(pipes.clones(stages), mesh)
@@ -290,8 +295,8 @@ def tensor_parallel(rank: int, directory: Path) -> None:
             pipe.flush()
             norm = torch.stack([g.norm() for g in reference.values()]).norm()
             assert abs(pipe.validations[-1].norm - float(norm)) < 1e-10
-        expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
-        found = trained(make, table, mesh, lambda batch: batch)
+        expected = reference_weights(pipes.clones(stages), training_batches(4), 4)
+        found = trained(make, table, mesh, training_batches(4))
         assert_close(found, expected)
 
 
@@ -388,7 +393,7 @@ def fully_sharded(rank: int, directory: Path) -> None:
             output = pipe.eval(part(data, mesh)[0])
             assert output is None or torch.allclose(output, part((expected,), mesh)[0])
         expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
-        found = trained(make, table, mesh, lambda batch: part(batch, mesh))
+        found = trained(make, table, mesh, [part(batch, mesh) for batch in training_batches(8)])
         assert_close(found, expected)
 
 

@@ -19,10 +19,12 @@ from tests.dist.scenarios import Trouble
 from tests.executor import pipes
 from tests.executor.test_pipeline import adam
 from zbsolve.errors import InvalidInput, RunError
+from zbsolve.executor import parallel
 from zbsolve.executor.gradients import plain_gradients
 from zbsolve.executor.optimizer import synchronous_step
 from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.stagework import StageWork
+from zbsolve.executor.updating import chain_of, early_forwards
 from zbsolve.placement import Placement
 
 DOUBLE = torch.float64
@@ -96,6 +98,15 @@ def reference_weights(stages: list[nn.Module], batches: list, microbatches: int)
         verdicts.append(synchronous_step([optimizer], **CHECKS)[0].value)
     assert verdicts == ["kept", "clipped", "kept", "skipped", "kept"], verdicts
     return {key: parameter.detach() for key, parameter in named.items()}
+
+
+def with_early_forwards(placement: Placement, microbatches: int):
+    """A timetable in which forwards run before the validation of the step before, so that some run again."""
+    for seed in range(1000):
+        table = pipes.timetable(placement, microbatches, seed)
+        if any(early_forwards(table, chain_of(table))):
+            return table
+    raise AssertionError(placement)
 
 
 def trained(make, table, mesh: DeviceMesh, batches: list) -> dict[tuple[int, str], torch.Tensor]:
@@ -185,6 +196,43 @@ def data_parallel(rank: int, directory: Path) -> None:
                 assert min(sent) < computes[-1], (sent, computes[-1])
 
 
+class Mixed(nn.Module):
+    """Two types, a weight that does not lie in memory row by row, and one that other stages use as well."""
+
+    def __init__(self, shared: nn.Linear) -> None:
+        super().__init__()
+        self.shared = shared
+        self.conv = nn.Conv2d(2, 2, 2, padding=1, dtype=DOUBLE).to(memory_format=torch.channels_last)
+        self.small = nn.Parameter(torch.randn(pipes.WIDTH, dtype=torch.float32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x.view(-1, 2, 2, 1)).flatten(1)[:, : pipes.WIDTH]
+        return (self.shared(y).tanh() * self.small).to(DOUBLE)
+
+
+def buckets(rank: int, directory: Path) -> None:
+    """Many small buckets; and a weight of two stages sets out with the last of them."""
+    mesh = mesh_of(pp=2, dp=2)
+    torch.manual_seed(0)
+    shared = [nn.Linear(pipes.WIDTH, pipes.WIDTH, dtype=DOUBLE) for _ in range(2)]
+    stages = [Mixed(shared[s % 2]) for s in range(4)]
+    data = pipes.batch(8, dtype=DOUBLE)
+    reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "_BUCKET_BYTES", 100)
+        table = pipes.timetable(Placement.looped(2, 2), 4)
+        with Pipeline(table, pipes.clones(stages), pipes.square_loss, mesh=mesh) as pipe:
+            for times in (1, 2):
+                pipe.step(*part(data, mesh))
+                found = gradients(pipe)
+                assert found[rank // 2, "conv.weight"].is_contiguous(memory_format=torch.channels_last)
+                small = {key: found.pop(key) for key in list(found) if key[1] == "small"}
+                for key, gradient in small.items():
+                    torch.testing.assert_close(gradient, times * reference[key])
+                assert_close(found, {key: times * g for key, g in reference.items()})
+                assert_equal_along(mesh.get_group("dp"), {key: g.contiguous() for key, g in (found | small).items()})
+
+
 def accumulation(rank: int, directory: Path) -> None:
     """Two steps make an update: gradients travel once, in the second."""
     mesh = mesh_of(pp=2, dp=2)
@@ -202,8 +250,8 @@ def accumulation(rank: int, directory: Path) -> None:
 def data_parallel_training(rank: int, directory: Path) -> None:
     """Pp 2 x dp 2 with clipping, skipping, and forwards that run again."""
     mesh = mesh_of(pp=2, dp=2)
-    for number, placement in enumerate((Placement.linear(2), Placement.looped(2, 2))):
-        table = pipes.timetable(placement, 4, seed=number)
+    for placement in (Placement.linear(2), Placement.looped(2, 2)):
+        table = with_early_forwards(placement, 4)
         stages = pipes.model(placement.stages, dtype=DOUBLE)
         expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
         found = trained(
@@ -275,8 +323,8 @@ def spread(stages: list[nn.Module], mesh: DeviceMesh) -> list[nn.Module]:
 def tensor_parallel(rank: int, directory: Path) -> None:
     """Pp 2 x tp 2: gradients, and clipping that counts a shard once."""
     mesh = mesh_of(pp=2, tp=2)
-    for number, placement in enumerate((Placement.linear(2), Placement.looped(2, 2))):
-        table = pipes.timetable(placement, 4, seed=number)
+    for placement in (Placement.linear(2), Placement.looped(2, 2)):
+        table = with_early_forwards(placement, 4)
         stages, data = wide_stages(placement.stages), pipes.batch(4, dtype=DOUBLE)
         reference, loss = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 4)
 
@@ -366,8 +414,8 @@ def replicas_of_tensor_parallel(rank: int, directory: Path) -> None:
 def fully_sharded(rank: int, directory: Path) -> None:
     """Pp 2 x dp 2, with weights sharded over the replicas where asked: FSDP takes those means itself."""
     mesh = mesh_of(pp=2, dp=2)
-    for number, placement in enumerate((Placement.linear(2), Placement.v(2))):
-        table = pipes.timetable(placement, 4, seed=number)
+    for placement in (Placement.linear(2), Placement.v(2)):
+        table = with_early_forwards(placement, 4)
         stages, data = wide_stages(placement.stages), pipes.batch(8, dtype=DOUBLE)
         reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 8)
 
@@ -392,6 +440,10 @@ def fully_sharded(rank: int, directory: Path) -> None:
                     expected = stage(expected)
             output = pipe.eval(part(data, mesh)[0])
             assert output is None or torch.allclose(output, part((expected,), mesh)[0])
+            # what the evaluation gathered is no weight whose gradient could be dropped
+            pipe.zero_grad()
+            pipe.step(*part(data, mesh))
+            assert_close(gradients(pipe), reference)
         expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
         found = trained(make, table, mesh, [part(batch, mesh) for batch in training_batches(8)])
         assert_close(found, expected)
@@ -409,6 +461,13 @@ def refused(rank: int, directory: Path) -> None:
     ):
         with pytest.raises(InvalidInput, match=message):
             Pipeline(table, stages, pipes.square_loss, mesh=bad)
+    foreign = mesh_of(pp=2, shard=2)
+    with pytest.raises(
+        InvalidInput, match=r"is sharded by FSDP over \('shard',\): shard it over the pipeline's replicas"
+    ):
+        Pipeline(
+            table, [fully_shard(m, mesh=foreign["shard"]) for m in pipes.model(2)], pipes.square_loss, mesh=foreign
+        )
     other = pipes.timetable(Placement.linear(2), 4, seed=1)
     with pytest.raises(InvalidInput, match="are replicas of each other, but their stages or timetables differ"):
         Pipeline((table, other)[mesh.get_local_rank("dp")], stages, pipes.square_loss, mesh=mesh)

@@ -14,6 +14,7 @@ from tests.dist.test_pipeline_processes import assert_all_stop, launch  # noqa: 
     "scenario",
     [
         "data_parallel",
+        "buckets",
         "accumulation",
         "data_parallel_training",
         "data_parallel_trap",

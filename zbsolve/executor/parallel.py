@@ -5,7 +5,9 @@
     mesh dims       who answers for them
     pp              the pipeline: one rank a coordinate
     dp              the pipeline: its replicas train on different data, gradients are averaged (`ReplicaMean`)
-    all others      the modules of the stages: DTensors over "tp", `fully_shard` over one of its own (or over "dp")
+    all others      the modules of the stages: DTensors over "tp"; all along these dimensions get the same data
+
+Weights may be sharded over "dp" by `fully_shard`: FSDP then takes their means itself, microbatch by microbatch.
 
 A stage's gradients set out as soon as its last W is done, and travel while the row goes on::
 
@@ -30,6 +32,7 @@ import torch.distributed as dist
 from zbsolve.errors import InvalidInput
 from zbsolve.executor.optimizer.gradients import local
 from zbsolve.executor.optimizer.verdict import State
+from zbsolve.executor.split.install import is_a
 from zbsolve.executor.transports import Distributed
 
 if TYPE_CHECKING:
@@ -86,6 +89,8 @@ class MeshPlace:
 
     def means(self, modules: Modules, *, late: Iterable[int], same: str) -> list[ReplicaMean]:
         """What averages the gradients of this rank, if it has replicas; parameters as of `ReplicaMean`."""
+        for stage, module in modules.items():
+            self._refuse_foreign_shards(stage, module)
         if self.replicas is None:
             return []
         return [
@@ -97,6 +102,22 @@ class MeshPlace:
                 same=same,
             )
         ]
+
+    def _refuse_foreign_shards(self, stage: int, module: torch.nn.Module) -> None:
+        """FSDP averages over what it shards over, so whatever it leaves whole must be averaged over the same."""
+        replicas = set() if self.replicas is None else set(dist.get_process_group_ranks(self.replicas))
+        for name, inner in module.named_modules():
+            if not is_a(inner, "FSDPModule"):
+                continue
+            for parameter in inner.parameters():
+                others = set(_spread_over(parameter)) - {dist.get_rank()}
+                if others and not (replicas and replicas - {dist.get_rank()} <= others):
+                    dims = getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None)
+                    where = f"stage {stage} ({name or 'the stage itself'})"
+                    raise InvalidInput(
+                        f"{where} is sharded by FSDP over {dims or 'a mesh'}: shard it over the pipeline's replicas, "
+                        f"fully_shard(module, mesh=mesh[{REPLICAS!r}])"
+                    )
 
     def agreed(self, device: torch.device) -> Callable[[State], State] | None:
         """For `PostValidatedOptimizer`: the one state of all who share this rank's stages; None where it is alone.

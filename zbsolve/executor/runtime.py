@@ -65,9 +65,9 @@ class Pipeline:
     mesh
         A `DeviceMesh` with named dimensions instead of a transport: ``"pp"`` holds the ranks of the
         pipeline, ``"dp"`` replicas of it, whose gradients are averaged as `DistributedDataParallel`
-        does (each replica is given its own part of the batch, and `step` returns its own loss); what
-        lies along other dimensions (DTensors along ``"tp"``, `fully_shard`) is the modules' own affair.
-        Such modules are given ready-made; see `zbsolve.executor.parallel`.
+        does (each replica is given its own part of the batch, and `step` returns its own loss);
+        other dimensions, such as ``"tp"``, belong to the modules' own DTensors and get the same data.
+        Modules that use them, or `fully_shard` over ``"dp"``, are given ready-made.
     loss_reduction
         How the microbatches' losses make the batch's: ``"mean"`` or ``"sum"``.
     accumulation_steps

@@ -399,7 +399,10 @@ def replicas_of_tensor_parallel(rank: int, directory: Path) -> None:
     table = pipes.timetable(Placement.linear(1), 4)
     stages, data = wide_stages(1), pipes.batch(8, dtype=DOUBLE)
     reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 8)
-    with Pipeline(table, spread(pipes.clones(stages), mesh), pipes.square_loss, mesh=mesh) as pipe:
+    other = spread(pipes.clones(stages), mesh)
+    for p in other[0].parameters():
+        p.data += mesh.get_local_rank("dp")
+    with Pipeline(table, other, pipes.square_loss, mesh=mesh) as pipe:
         pipe.step(*part(data, mesh))
         assert_close(gradients(pipe), reference)
         assert_equal_along(mesh.get_group("dp"), gradients(pipe))

@@ -60,7 +60,7 @@ class MeshPlace:
     transport
         The connections of this pipeline; a failure anywhere in the mesh stops it.
     replicas
-        Those that hold the same stages for other data; None without replicas.
+        The processes that hold the same stages for other data; None without replicas.
     within
         Those that share this rank's stages, one group for each dimension left.
 
@@ -203,8 +203,7 @@ class ReplicaMean:
         self._reduced = False
         tensors = [*stages_of, *self._buffers(persistent=False)]
         self._refuse_different("\n".join([*names, same]), _device_of(tensors))
-        for tensor in tensors:
-            dist.broadcast(local(tensor.detach()), group=group, group_src=0)
+        self._hand_on(tensors)
 
     def begin(self, *, update: bool) -> None:
         """A step starts; gradients of steps that only gather (`update` False) stay where they are."""
@@ -232,12 +231,7 @@ class ReplicaMean:
         try:
             for bucket in self._travelling:
                 bucket.arrive()
-            works = [
-                dist.broadcast(b.detach(), group=self._group, group_src=0, async_op=True)
-                for b in self._buffers(persistent=True)
-            ]
-            for work in works:
-                work.wait()
+            self._hand_on(self._buffers(persistent=True))
         except RuntimeError as error:
             raise self._stopped(error) from error
         self._travelling.clear()
@@ -256,6 +250,18 @@ class ReplicaMean:
             if buffer is not None and not (persistent and name in m._non_persistent_buffers_set)
         ]
         return [b for b in dict.fromkeys(found) if not _spread_over(b)]
+
+    def _hand_on(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Make tensors those of the first replica."""
+        under_way: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+        for tensor in tensors:
+            place = local(tensor.detach())
+            dense = place.contiguous()
+            under_way.append((dist.broadcast(dense, group=self._group, group_src=0, async_op=True), place, dense))
+        for work, place, dense in under_way:
+            work.wait()
+            if dense is not place:
+                place.copy_(dense)
 
     def _send_off(self, stages: Sequence[int]) -> None:
         ready = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor import parallel
 from zbsolve.executor.gradients import plain_gradients
 from zbsolve.executor.optimizer import synchronous_step
+from zbsolve.executor.optimizer.verdict import State
 from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.stagework import StageWork
 from zbsolve.executor.updating import chain_of, early_forwards
@@ -450,6 +452,25 @@ def fully_sharded(rank: int, directory: Path) -> None:
         expected = reference_weights(pipes.clones(stages), training_batches(8), 8)
         found = trained(make, table, mesh, [part(batch, mesh) for batch in training_batches(8)])
         assert_close(found, expected)
+
+
+def agreement(rank: int, directory: Path) -> None:
+    """Devices of one rank that differ in the last bit, or in more, act as one; those of other ranks have no say."""
+    mesh = mesh_of(pp=2, tp=2)
+    place = parallel.MeshPlace(mesh)
+    agree = place.agreed(torch.device("cpu"))
+    low = 1.0 + mesh.get_local_rank("pp")
+    high = float(torch.nextafter(torch.tensor(low, dtype=DOUBLE), torch.tensor(9.0, dtype=DOUBLE)))
+    second = mesh.get_local_rank("tp") == 1
+    assert agree(State(step=3, overflow=False, square_sum=high if second else low)).square_sum == high
+    found = agree(State(step=4, overflow=second, square_sum=low, wide=not second))
+    assert (found.step, found.overflow, found.wide, found.square_sum) == (4, True, True, low)
+    assert math.isnan(agree(State(step=5, overflow=True, square_sum=low if second else math.nan)).square_sum)
+    assert agree(State(step=6, overflow=True, square_sum=low if second else math.inf)).square_sum == math.inf
+    place.transport.close()
+    alone = parallel.MeshPlace(mesh_of(pp=2, dp=2))
+    assert alone.agreed(torch.device("cpu")) is None
+    alone.transport.close()
 
 
 def refused(rank: int, directory: Path) -> None:

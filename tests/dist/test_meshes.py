@@ -22,6 +22,7 @@ from tests.dist.test_pipeline_processes import assert_all_stop, launch  # noqa: 
         "handing_on_shards",
         "replicas_of_tensor_parallel",
         "fully_sharded",
+        "agreement",
         "refused",
     ],
 )

@@ -56,7 +56,7 @@ class Ranks:
 
 
 def start(scenario: str, ranks: int, directory: Path, **arguments: Any) -> Ranks:
-    """Start ``scenario(rank, directory, **arguments)`` of `tests.dist.scenarios` on every rank."""
+    """Start ``scenario(rank, directory, **arguments)`` on every rank: of `tests.dist.scenarios`, or `file.scenario`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "tests.dist.scenarios"])
     processes = [
@@ -81,7 +81,9 @@ def _run(scenario: str, rank: int, ranks: int, directory: str, arguments: dict[s
     faulthandler.dump_traceback_later(60, exit=True)
     try:
         dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=ranks)
-        getattr(importlib.import_module("tests.dist.scenarios"), scenario)(rank, Path(directory), **arguments)
+        module, _, name = scenario.rpartition(".")
+        found = importlib.import_module(f"tests.dist.{module or 'scenarios'}")
+        getattr(found, name)(rank, Path(directory), **arguments)
         code = 0
     except BaseException:
         traceback.print_exc()

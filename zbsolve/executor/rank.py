@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -31,16 +32,16 @@ class RankFailure(RunError):
 
 
 class Around(Protocol):
-    """What gathers a rank's gradients around a step, ahead of the optimizer; `ReplicaSum` is one.
+    """What gathers a rank's gradients around a step, ahead of the optimizer: `ReplicaSum`, `ReplicaMean`.
 
     ::
 
-        begin        before the first operation
+        begin        before the first operation; without `update` the gradients only gather, for a later step
         complete     once for each stage, right after its last weight gradient
         end          after the row
     """
 
-    def begin(self) -> None:
+    def begin(self, *, update: bool) -> None:
         """A step starts."""
 
     def complete(self, stage: int) -> None:
@@ -98,6 +99,7 @@ class Rank:
         self.steps = 0
         self.has_first, self.has_last = 0 in self.stages, last_stage in self.stages
         self.at = [-1]
+        self._where = "between steps"
         self.now: Program | None = None
         self._microbatches = microbatches
         self._lowered = lowered
@@ -160,13 +162,13 @@ class Rank:
         desk.inputs[:], desk.targets[:] = inputs, targets
         desk.divisor = divisor
         for around in self.around:
-            self._guarded(around.begin, "before its first operation")
+            self._guarded(partial(around.begin, update=update), "before its first operation")
         if optimizer is None or not optimizer.pending:
             self._run(self.training)
         else:
             self._run_and_validate(optimizer)
         for around in self.around:
-            self._guarded(around.end, "while its gradients are reduced")
+            self._guarded(around.end, "at the sum over replicas")
         if optimizer is not None and update:
             self._guarded(optimizer.step_begin, "in its optimizer")
         losses = desk.losses.copy()
@@ -180,9 +182,9 @@ class Rank:
         cut = self.training.cut
         before = _ChangedByForwards(self.stages.values(), self.device, random=self.alone) if cut else None
         self._run(self.training, end=cut)
-        self._guarded(self.validate, "while validating its last step")
+        self._guarded(self.validate, "at the validation of its last step")
         if self.validations[-1].rerun:
-            self._guarded(self._throw_away, "while starting over")
+            self._guarded(self._throw_away, "about to start over")
             if before is not None:
                 before.put_back()
                 self._run(self.training, end=cut)
@@ -222,6 +224,9 @@ class Rank:
             for mode in modes:
                 for module, training in mode:
                     module.training = training
+            for stage in self.stages.values():
+                # nothing is in flight, but weights that FSDP has gathered would stay
+                stage.abandon()
         outputs = desk.losses.copy()
         desk.inputs[:] = desk.losses[:] = [None] * self._microbatches
         return outputs
@@ -260,8 +265,10 @@ class Rank:
         return None
 
     def _guarded(self, work: Callable[[], None], where: str) -> None:
+        self._where = where
         try:
             work()
+            self._where = "between steps"
         except (Stopped, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -271,7 +278,7 @@ class Rank:
         """What this rank is at, for a message."""
         at, program = self.at[0], self.now
         if at < 0 or program is None:
-            return f"rank {self.number} is between steps"
+            return f"rank {self.number} is {self._where}"
         return waiting_for(program.actions[at], self.lowered, self.number)
 
     def computing(self) -> tuple[int, int] | None:
@@ -286,6 +293,7 @@ class Rank:
         for stage in self.stages.values():
             stage.abandon()
         self.at[0] = -1
+        self._where = "between steps"
         for program in (self.training, self.evaluation):
             desk = program.desk
             for places in (desk.mail, desk.inputs, desk.targets, desk.losses):

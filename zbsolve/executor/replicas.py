@@ -42,7 +42,7 @@ class ReplicaSum:
         self._before: dict[torch.Tensor, torch.Tensor | None] = {}
         self._told: set[int] = set()
 
-    def begin(self) -> None:
+    def begin(self, *, update: bool) -> None:
         """Set aside what earlier steps have gathered: it is summed already."""
         self._told.clear()
         self._before = {p: p.grad for parameters in self._parameters.values() for p in parameters}

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -24,6 +24,7 @@ from zbsolve.executor.batch import cut_batch
 from zbsolve.executor.crew import Crew
 from zbsolve.executor.feed import Feed
 from zbsolve.executor.optimizer import LossScale, Validation
+from zbsolve.executor.parallel import MeshPlace
 from zbsolve.executor.patience import Patience
 from zbsolve.executor.rank import Rank
 from zbsolve.executor.replicas import ReplicaSum
@@ -38,6 +39,9 @@ from zbsolve.solution import Solution
 from zbsolve.timetable import Timetable
 from zbsolve.trace import Trace
 from zbsolve.units import whole_amount
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Pipeline"]
 
@@ -58,6 +62,12 @@ class Pipeline:
     transport
         None for threads in this process, or, where `torch.distributed` is initialized or a launcher
         such as ``torchrun`` started this process, for one rank a process.
+    mesh
+        A `DeviceMesh` with named dimensions instead of a transport: ``"pp"`` holds the ranks of the
+        pipeline, ``"dp"`` replicas of it, whose gradients are averaged as `DistributedDataParallel`
+        does (each replica is given its own part of the batch, and `step` returns its own loss);
+        other dimensions, such as ``"tp"``, belong to the modules' own DTensors and get the same data.
+        Modules that use them, or `fully_shard` over ``"dp"``, are given ready-made.
     loss_reduction
         How the microbatches' losses make the batch's: ``"mean"`` or ``"sum"``.
     accumulation_steps
@@ -88,6 +98,7 @@ class Pipeline:
         loss_fn: Callable[..., torch.Tensor],
         *,
         transport: Transport | None = None,
+        mesh: DeviceMesh | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         accumulation_steps: int = 1,
         optimizer: MakeOptimizer | None = None,
@@ -119,10 +130,19 @@ class Pipeline:
         self._messages = lowered.messages
         forwards = lower(self.timetable, forward_only=True)
         verify(forwards)
+        if mesh is not None and transport is not None:
+            raise InvalidInput("give a transport or a mesh, not both: the mesh says which processes to connect")
+        place = None if mesh is None else MeshPlace(mesh)
+        transport = transport if place is None else place.transport
         self.transport = transport if transport is not None else default_transport(placement.ranks)
         if self.transport.ranks != placement.ranks:
             raise InvalidInput(
-                f"the timetable is for {placement.ranks} ranks, but the transport connects {self.transport.ranks}"
+                f"the timetable is for {placement.ranks} ranks, but the "
+                + (
+                    f"transport connects {self.transport.ranks}"
+                    if place is None
+                    else f"mesh's dimension 'pp' has {self.transport.ranks}"
+                )
             )
         endpoints = self.transport.endpoints()
         chain = chain_of(self.timetable)
@@ -144,6 +164,8 @@ class Pipeline:
             for endpoint, works in zip(endpoints, held, strict=True)
         )
         self._sum_replicas()
+        if place is not None:
+            self._average_replicas(place)
         for rank in self.ranks:
             rank.alone = len(self.ranks) == 1
             if optimizer is not None:
@@ -155,6 +177,7 @@ class Pipeline:
                     chain,
                     [s for s in replicated if placement.holders(s)[0] != rank.number],
                     replicated,
+                    within_rank=None if place is None else place.agreed(rank.device),
                     max_grad_norm=max_grad_norm,
                     check_overflow=check_overflow,
                     loss_scale=loss_scale,
@@ -178,6 +201,14 @@ class Pipeline:
                 rank.endpoint.befriend(sorted({r for holders in shared.values() for r in holders} - {rank.number}))
                 modules = {s: rank.stages[s].module for s in shared}
                 rank.around.append(ReplicaSum(rank.endpoint, modules, shared))
+
+    def _average_replicas(self, place: MeshPlace) -> None:
+        placement = self.problem.placement
+        same = repr((self.timetable.order, self._reduction, self._accumulation))
+        for rank in self.ranks:
+            modules = {s: work.module for s, work in rank.stages.items()}
+            shared = [s for s in rank.stages if len(placement.holders(s)) > 1]
+            rank.around += place.means(modules, late=shared, same=same)
 
     def close(self) -> None:
         """Let go of all connections; the pipeline cannot be used any more."""

@@ -9,7 +9,7 @@ from typing import Any
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.patience import Patience
 from zbsolve.executor.rank import Rank, RankFailure
-from zbsolve.executor.story import blamed
+from zbsolve.executor.story import blamed, failed
 from zbsolve.executor.transports.distributed import Distributed
 from zbsolve.executor.transports.protocol import Stopped, Transport
 
@@ -48,7 +48,7 @@ class Solo:
         """
         cause = self._rank.endpoint.cause()
         if cause is not None:
-            raise RunError(f"rank {cause[0]} failed: {cause[1]}; the pipeline cannot go on")
+            raise RunError(f"{failed(*cause)}; the pipeline cannot go on")
         if self._health is None:
             return [self._guarded(work)]
         with self._health.working():
@@ -59,6 +59,10 @@ class Solo:
         try:
             return work(rank)
         except RankFailure as error:
+            cause = self._elsewhere(error)
+            if cause is not None:
+                self._transport.abort()
+                raise RunError(blamed(rank.doing(), *cause)) from error
             rank.endpoint.failed(str(error))
             self._transport.abort()
             raise RunError(f"rank {rank.number} failed: {error}") from error.__cause__
@@ -75,6 +79,15 @@ class Solo:
             rank.endpoint.failed(f"{type(error).__name__}: {error}")
             self._transport.abort()
             raise
+
+    def _elsewhere(self, error: RankFailure) -> tuple[int, str] | None:
+        """Who broke a collective that the stage's own modules were in, if that is why they raised."""
+        inner = error.__cause__
+        # torch raises plain RuntimeErrors for connections that broke
+        broken = isinstance(inner, RuntimeError) and ("gloo" in str(inner) or "NCCL" in str(inner))
+        if self._health is None or not broken:
+            return None
+        return self._health.cause() if isinstance(self._health.stopped(None, error), Stopped) else None
 
     def _complaint(self) -> str | None:
         """Asked by the watch: whether the operation that runs now runs for too long."""

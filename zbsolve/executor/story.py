@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zbsolve.lowering import Action, Do, Lowered
 
-__all__ = ["blamed", "waiting_for"]
+__all__ = ["blamed", "failed", "waiting_for"]
 
 
 def waiting_for(action: Action, lowered: Lowered, rank: int) -> str:
@@ -23,4 +23,9 @@ def blamed(doing: str, rank: int, failure: str) -> str:
     """What a rank is at, and which rank failed."""
     if doing.endswith(f"from rank {rank}"):
         return f"{doing}, which failed: {failure}"
-    return f"{doing}; rank {rank} failed: {failure}"
+    return f"{doing}; {failed(rank, failure)}"
+
+
+def failed(rank: int, failure: str) -> str:
+    """Which rank failed and how; a number below 0 is no rank of this pipeline, and the failure says who it was."""
+    return failure if rank < 0 else f"rank {rank} failed: {failure}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -78,18 +79,30 @@ def _squares(gradients: list[torch.Tensor]) -> list[float]:
     """Sum of the squares of each gradient, in float64; one wait a device and dtype."""
     result = [0.0] * len(gradients)
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    sharded: dict[tuple[Any, tuple[int, ...]], list[int]] = {}
     for index, gradient in enumerate(gradients):
-        if hasattr(gradient, "full_tensor"):
-            norm = _norm(gradient, 2.0)
-            result[index] = norm * norm
-        else:
-            groups.setdefault((gradient.device, gradient.dtype), []).append(index)
+        placements: tuple[Any, ...] = getattr(gradient, "placements", ())
+        if placements:
+            if any(placement.is_partial() for placement in placements):
+                norm = _norm(gradient, 2.0)
+                result[index] = norm * norm
+                continue
+            dims = tuple(d for d, placement in enumerate(placements) if not placement.is_replicate())
+            sharded.setdefault((getattr(gradient, "device_mesh", None), dims), []).append(index)
+        groups.setdefault((gradient.device, gradient.dtype), []).append(index)
     for indices in groups.values():
-        slices = [(i, piece) for i in indices for piece in _pieces(gradients[i])]
+        slices = [(i, piece) for i in indices for piece in _pieces(local(gradients[i]))]
         norms = torch._foreach_norm([piece for _, piece in slices], 2, torch.float64) if slices else ()
         values: list[float] = torch.stack(list(norms)).tolist() if norms else []
         for (index, _), value in zip(slices, values, strict=True):
             result[index] += value * value
+    for (mesh, dims), indices in sharded.items():
+        # all of one kind travel together; what is replicated along a dimension counts once there
+        squares = torch.tensor([result[i] for i in indices], dtype=torch.float64, device=gradients[indices[0]].device)
+        for dim in dims:
+            torch.distributed.all_reduce(squares, group=mesh.get_group(dim))
+        for index, square in zip(indices, squares.tolist(), strict=True):
+            result[index] = square
     return result
 
 

@@ -299,6 +299,9 @@ class SplitStage:
     def abandon(self) -> None:
         """Drop every microbatch in flight, as after an error."""
         self._flights.clear()
+        for module in self._forwards.sharded:
+            # what it has gathered may be weights that are put right meanwhile
+            module.reshard()  # type: ignore[operator]
 
     def _parameters(self) -> list[torch.Tensor]:
         """Every parameter that is there now; a tied one as often as it is tied."""

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zbsolve.errors import InvalidInput
+from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.boundary import Boundary, TensorSpec
 from zbsolve.executor.transports.health import Health
 from zbsolve.executor.transports.protocol import Endpoint, Mail, Tensors
@@ -46,6 +46,9 @@ class Distributed:
         parallelism) have a group each.
     timeout
         How long a rank may wait for a message of one that is alive and well.
+    everyone
+        Processes whose failure stops this pipeline, its own among them; None for those of the group.
+        Every one of them makes a `Distributed` with the same, and closing waits for all.
 
     Raises
     ------
@@ -53,7 +56,13 @@ class Distributed:
         If `torch.distributed` is not initialized, or this process is not in the group.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, *, timeout: timedelta = timedelta(minutes=30)) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        timeout: timedelta = timedelta(minutes=30),
+        everyone: Sequence[int] | None = None,
+    ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise InvalidInput(
                 "torch.distributed is not initialized; call torch.distributed.init_process_group, or use torchrun"
@@ -65,7 +74,7 @@ class Distributed:
         self.rank = self.members.index(dist.get_rank())
         self._timeout = timeout
         self._groups: dict[tuple[int, int, str], Any] = {}
-        self.health = Health(self.rank, self.ranks, self.members)
+        self.health = Health(self.rank, self.ranks, self.members, everyone)
         self._endpoint = _Endpoint(self)
 
     def endpoints(self) -> Sequence[Endpoint]:
@@ -352,6 +361,7 @@ class _Mail:
         def send(tensors: Tensors) -> None:
             works: list[tuple[Any, torch.Tensor]] = []
             if forward and not boundary.announced:
+                self._refuse_spread(boundary, tensors)
                 boundary.announced = True
                 header = torch.tensor(list(boundary.header()), dtype=torch.uint8, device=self._wire)
                 size = torch.tensor([len(header)], dtype=torch.int64, device=self._wire)
@@ -362,6 +372,13 @@ class _Mail:
             sending[message] = works
 
         return send
+
+    def _refuse_spread(self, boundary: Boundary, tensors: Tensors) -> None:
+        if any(hasattr(tensor, "to_local") for tensor in tensors):
+            raise RunError(
+                f"stage {boundary.stage} hands a DTensor to another rank, which takes plain tensors only: end the "
+                "stage with .to_local(), or leave use_local_output=True in its parallel style"
+            )
 
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
         """A dense tensor on the wire's device that no receive can write into."""

@@ -72,11 +72,18 @@ class Distributed:
         """That of this process's rank."""
         return [self._endpoint]
 
-    def connect(self, edges: Sequence[tuple[int, int]], purpose: str, backend: str) -> None:
+    def connect(
+        self, edges: Sequence[tuple[int, int]], purpose: str, backend: str, device: torch.device | None = None
+    ) -> None:
         """Make the connections of edges that touch this rank; every rank goes through its edges in one order."""
         for edge in sorted(set(edges)):
             if self.rank in edge and (*edge, purpose) not in self._groups:
-                self._groups[(*edge, purpose)] = self._pair(edge, purpose, backend)
+                group = self._groups[(*edge, purpose)] = self._pair(edge, purpose, backend)
+                if backend == "nccl":
+                    # NCCL connects at the first message and blocks both sides until then: do it now, in one order
+                    token = torch.zeros(1, device=device)
+                    first = group.send([token], 1, 0) if self.rank == edge[0] else group.recv([token], 0, 0)
+                    first.wait()
 
     def _pair(self, edge: tuple[int, int], purpose: str, backend: str) -> Any:
         # made by hand: a group of torch's own keeps its name, and what stands in the store under it, beyond its end
@@ -158,7 +165,7 @@ class _Endpoint:
     def mail(self, lowered: Lowered, boundaries: Mapping[int, Boundary], device: torch.device) -> Mail:
         edges = [(m.sender, m.receiver) for m in lowered.messages if not m.local]
         backend = "nccl" if device.type == "cuda" and _has_nccl() else "gloo"
-        self._transport.connect(edges, "messages", backend)
+        self._transport.connect(edges, "messages", backend, device)
         made = _Mail(self._transport, lowered, boundaries, device, staged=device.type == "cuda" and backend == "gloo")
         self._mails.append(made)
         return made

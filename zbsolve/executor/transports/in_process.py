@@ -110,12 +110,20 @@ class _Endpoint:
         del ranks  # queues are made when they are used
 
     def tell(self, rank: int, tensors: Sequence[torch.Tensor], tag: int = 0) -> None:
-        self._hub.queue(self.rank, rank, tag).put((0, tuple(tensors)))
+        on_device = [t.device for t in tensors if t.is_cuda]
+        event = torch.cuda.current_stream(on_device[0]).record_event() if on_device else None
+        self._hub.queue(self.rank, rank, tag).put((0, (tuple(tensors), event)))
 
     def hear(self, rank: int, like: Sequence[torch.Tensor], tag: int = 0) -> list[torch.Tensor]:
-        mark, tensors = self._hub.queue(rank, self.rank, tag).get()
+        mark, told = self._hub.queue(rank, self.rank, tag).get()
         if mark == _STOP:
             raise Stopped
+        tensors, event = told
+        if event is not None:
+            for tensor in tensors:
+                stream = torch.cuda.current_stream(tensor.device)
+                stream.wait_event(event)
+                tensor.record_stream(stream)
         return [t.to(wanted.device) for t, wanted in zip(tensors, like, strict=True)]
 
     def failed(self, message: str) -> None:

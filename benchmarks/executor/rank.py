@@ -74,18 +74,19 @@ def _torchs(plan: Plan, rank: int, csv: Path) -> Step:
     return lambda: schedule.step(*given, **options)
 
 
-def _together(step: Step) -> tuple[int, int]:
-    """Run a step from an agreed moment on; the moment, and when this rank was done."""
+def _together(step: Step) -> tuple[int, int, int]:
+    """Run a step from an agreed moment on; the moment, when this rank was done, and its processor time, in ns."""
     moment = torch.tensor([time.perf_counter_ns() + int(_AHEAD_S * 1e9)])
     dist.all_reduce(moment, op=dist.ReduceOp.MAX)
     start = int(moment)
     time.sleep(max(0.0, (start - time.perf_counter_ns()) / 1e9))
+    processor = time.process_time_ns()
     step()
-    return start, time.perf_counter_ns()
+    return start, time.perf_counter_ns(), time.process_time_ns() - processor
 
 
-def _steps(directory: Path, rank: int, rounds: int, stack: ExitStack) -> dict[str, list[tuple[int, int]]]:
-    """For each schedule and runtime, start and end of every measured step."""
+def _steps(directory: Path, rank: int, rounds: int, stack: ExitStack) -> dict[str, list[tuple[int, int, int]]]:
+    """For each schedule and runtime, start, end and processor time of every measured step."""
     turns: dict[str, Step] = {}
     for plan in PLANS:
         turns[f"{plan.name} zbsolve"] = _ours(plan, rank, stack)
@@ -94,7 +95,7 @@ def _steps(directory: Path, rank: int, rounds: int, stack: ExitStack) -> dict[st
     for step in (*turns.values(), *turns.values()):
         _together(step)
     set_sleep(OPERATION_MS / 1000)
-    laps: dict[str, list[tuple[int, int]]] = {name: [] for name in turns}
+    laps: dict[str, list[tuple[int, int, int]]] = {name: [] for name in turns}
     for round_ in range(rounds):
         # the other way round every second time, so that neither runtime always goes first
         for name in list(turns)[:: 1 if round_ % 2 == 0 else -1]:
@@ -125,4 +126,3 @@ def _barrier(rank: int, rounds: int, steps: int, stack: ExitStack) -> dict[str, 
             (own,) = pipe.ranks
             found[name].append([marks[-1] for _, marks, _ in list(own.history)[-steps:]])
     return found
-

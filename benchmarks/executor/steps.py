@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
 from functools import partial
@@ -44,8 +45,9 @@ def _step_rows(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for plan in PLANS:
         predicted = metrics(plan.timetable).makespan_ns / 1e6
         for runtime in ("zbsolve", "torch"):
-            laps = zip(*(rank["steps"][f"{plan.name} {runtime}"] for rank in ranks), strict=True)
-            taken = [(max(end for _, end in lap) - lap[0][0]) / 1e6 for lap in laps]
+            laps = list(zip(*(rank["steps"][f"{plan.name} {runtime}"] for rank in ranks), strict=True))
+            taken = [(max(end for _, end, _ in lap) - lap[0][0]) / 1e6 for lap in laps]
+            processor = statistics.median(sum(spent for _, _, spent in lap) / 1e3 for lap in laps)
             rows.append(
                 {
                     "schedule": plan.name,
@@ -54,6 +56,7 @@ def _step_rows(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     "measured_ms": round(statistics.median(taken), 1),
                     "ratio": round(statistics.median(taken) / predicted, 4),
                     "spread": spread(taken),
+                    "cpu_us_per_operation": round(processor / sum(map(len, plan.timetable.rows)), 1),
                 }
             )
     return rows
@@ -68,9 +71,9 @@ def _barrier_row(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     }
     for kind in ("with", "without"):
         rounds = zip(*(rank["barrier"][kind] for rank in ranks), strict=True)
-        # the slowest rank's; a median over steps, as one that was held up says nothing of the others
+        # a median over steps and ranks: one that was held up says nothing of the others
         periods = [
-            statistics.median((after - before) / 1e6 for ends in lap for before, after in zip(ends, ends[1:], strict=False))
+            statistics.median((after - before) / 1e6 for ends in lap for before, after in itertools.pairwise(ends))
             for lap in rounds
         ]
         found[f"{kind}_ms"] = round(statistics.median(periods), 1)

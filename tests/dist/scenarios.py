@@ -15,6 +15,7 @@ from tests.executor.test_pipeline import Several, adam
 from zbsolve.executor.gradients import plain_gradients
 from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.transports import Distributed
+from zbsolve.lowering import lower
 from zbsolve.placement import Placement
 
 PLACEMENTS = {
@@ -44,6 +45,10 @@ def equality(rank: int, directory: Path) -> None:
                     torch.testing.assert_close(gradient, reference[key], rtol=0, atol=1e-10, msg=f"{name} {key}")
                 assert (found is not None) == holds_last, name
                 assert found is None or abs(float(found) - loss) < 1e-10, name
+            # as many receive slots as are needed at once, whatever the number of microbatches
+            buffers, slots = lower(table).buffers[rank], pipe.ranks[0].endpoint._mails[0]._slots
+            assert len(slots["forward"]._storages) == buffers.forward_slots, name
+            assert len(slots["backward"]._storages) == buffers.backward_slots, name
             expected = data[0]
             with torch.no_grad():
                 for stage in stages:

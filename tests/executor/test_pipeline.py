@@ -60,8 +60,18 @@ def test_microbatches_in_any_order_are_right_within_rounding(placement, microbat
     assert_equal_to_plain(Pipeline(table, stages, pipes.square_loss), stages, data, microbatches, bitwise=False)
 
 
+def keeps_order(order):
+    """Whether every stage adds up its weight gradients microbatch by microbatch."""
+    added: dict[int, list[int]] = {}
+    for row in order.rows:
+        for op in row:
+            if op.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+                added.setdefault(op.stage, []).append(op.microbatch)
+    return all(numbers == sorted(numbers) for numbers in added.values())
+
+
 @pytest.mark.parametrize("name", [schedule.name for schedule in schedules()])
-def test_every_published_schedule_is_bitwise_right(name):
+def test_every_published_schedule_is_right_and_bitwise_where_it_keeps_the_order_of_microbatches(name):
     ran = 0
     for placement in (Placement.linear(3), Placement.looped(2, 2), Placement.v(2), Placement.bidirectional(2)):
         asked = pipes.problem(placement, 4)
@@ -71,7 +81,8 @@ def test_every_published_schedule_is_bitwise_right(name):
             continue
         stages, data = pipes.model(placement.stages), pipes.batch(4)
         pipe = Pipeline(simulate(asked, order), stages, pipes.square_loss)
-        assert_equal_to_plain(pipe, stages, data, 4, bitwise=len(placement.routes) == 1)
+        bitwise = len(placement.routes) == 1 and keeps_order(order)
+        assert_equal_to_plain(pipe, stages, data, 4, bitwise=bitwise)
         ran += 1
     assert ran
 

@@ -8,17 +8,16 @@
         program     actions as ready-made functions
         boundary    what passes between stages
       transports/   how it passes
+      updating      the optimizer's place in the row
+      tracing       what was measured
 """
 
 from __future__ import annotations
 
-import copy
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.batch import cut_batch
@@ -26,13 +25,12 @@ from zbsolve.executor.crew import Crew
 from zbsolve.executor.feed import Feed
 from zbsolve.executor.optimizer import LossScale, Validation
 from zbsolve.executor.patience import Patience
-from zbsolve.executor.program import StageWork
 from zbsolve.executor.rank import Rank
 from zbsolve.executor.replicas import ReplicaSum
 from zbsolve.executor.solo import Solo
-from zbsolve.executor.split import SplitStage
-from zbsolve.executor.tracing import Rows, as_tensor, clock_offset, from_tensor, measured_rows, shifted, trace_of
-from zbsolve.executor.transports import Distributed, InProcess
+from zbsolve.executor.staging import Stages, default_transport, device_of, stages_of_ranks
+from zbsolve.executor.tracing import measured_rows, rows_of_all, trace_of
+from zbsolve.executor.transports import InProcess
 from zbsolve.executor.transports.protocol import Transport
 from zbsolve.executor.updating import MakeOptimizer, chain_of, early_forwards, optimizer_of
 from zbsolve.lowering import lower, verify
@@ -42,11 +40,6 @@ from zbsolve.trace import Trace
 from zbsolve.units import whole_amount
 
 __all__ = ["Pipeline"]
-
-TRACE_TAG = (1 << 20) + 2
-
-Stage = torch.nn.Module | StageWork
-Stages = Sequence[Stage] | Mapping[int, Stage]
 
 
 class Pipeline:
@@ -126,7 +119,7 @@ class Pipeline:
         self._messages = lowered.messages
         forwards = lower(self.timetable, forward_only=True)
         verify(forwards)
-        self.transport = transport if transport is not None else _default_transport(placement.ranks)
+        self.transport = transport if transport is not None else default_transport(placement.ranks)
         if self.transport.ranks != placement.ranks:
             raise InvalidInput(
                 f"the timetable is for {placement.ranks} ranks, but the transport connects {self.transport.ranks}"
@@ -135,14 +128,14 @@ class Pipeline:
         chain = chain_of(self.timetable)
         checked = optimizer is not None and (max_grad_norm is not None or check_overflow) and not synchronous
         early = early_forwards(self.timetable, chain) if checked else (0,) * placement.ranks
-        held = _stages_of_ranks(stages, placement.stages, [placement.stages_of(e.rank) for e in endpoints])
+        held = stages_of_ranks(stages, placement.stages, [placement.stages_of(e.rank) for e in endpoints])
         self.ranks = tuple(
             Rank(
                 endpoint,
                 lowered,
                 forwards,
                 works,
-                _device_of(works, endpoint.rank),
+                device_of(works, endpoint.rank),
                 early=early,
                 microbatches=self.problem.microbatches,
                 last_stage=placement.stages - 1,
@@ -282,36 +275,11 @@ class Pipeline:
         """
         rows, error = [measured_rows(rank) for rank in self.ranks], 0
         if len(self.ranks) < self.problem.placement.ranks:
-            ((rows, error),) = self._crew.run(self._all_rows)
+            widths = [2 * len(row) + 3 * len(self._messages) for row in self.timetable.rows]
+            ((rows, error),) = self._crew.run(lambda rank: rows_of_all(rank, widths))
         ops = [[timed.op for timed in row] for row in self.timetable.rows]
         peaks = [None] * len(ops) if len(self.ranks) < len(ops) else [_peak(rank) for rank in self.ranks]
         return trace_of(self.problem, ops, self._messages, rows, error, peaks)
-
-    def _all_rows(self, rank: Rank) -> tuple[list[Rows], int]:
-        """The rows of all ranks by rank 0's clock, in every process, and how far the clocks can be apart."""
-        ranks = self.problem.placement.ranks
-        own = measured_rows(rank)
-        others = [r for r in range(ranks) if r != rank.number]
-        endpoint = rank.endpoint
-        endpoint.befriend(others)
-        offset, error = clock_offset(endpoint, ranks)
-        steps = sorted(own)
-        head = torch.tensor([len(steps), steps[0] if steps else 0, error], dtype=torch.int64)
-        for other in others:
-            endpoint.tell(other, [head, as_tensor(shifted(own, offset), steps)], TRACE_TAG)
-        rows: list[Rows] = []
-        for other in range(ranks):
-            if other == rank.number:
-                rows.append(shifted(own, offset))
-                continue
-            (told,) = endpoint.hear(other, [head], TRACE_TAG)
-            count, first, theirs = (int(v) for v in told)
-            error = max(error, theirs)
-            kept = range(first, first + count)
-            width = 2 * len(self.timetable.rows[other]) + 3 * len(self._messages)
-            like = torch.zeros((count, width), dtype=torch.int64)
-            rows.append(from_tensor(endpoint.hear(other, [like], TRACE_TAG)[0], kept))
-        return rows, 2 * error
 
     def flush(self) -> None:
         """Settle the last step: undo and repair it if it was wrong. Every rank has to call it.
@@ -426,67 +394,6 @@ class Pipeline:
             return None
         total = torch.stack([loss.to(losses[0][0].device) for (loss,) in losses]).sum()
         return total / len(losses) if self._reduction == "mean" else total
-
-
-def _default_transport(ranks: int) -> Transport:
-    """Threads, unless this process was started as one of several."""
-    if not dist.is_available():
-        return InProcess(ranks)
-    if not dist.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
-        dist.init_process_group()
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        return Distributed()
-    return InProcess(ranks)
-
-
-def _stages_of_ranks(stages: Stages, count: int, wanted: Sequence[Sequence[int]]) -> list[dict[int, StageWork]]:
-    """The stages of each rank of this process; a module that several hold is copied for all but the first."""
-    given = dict(stages) if isinstance(stages, Mapping) else dict(enumerate(stages))
-    if not isinstance(stages, Mapping) and len(given) != count:
-        raise InvalidInput(f"the timetable has {count} stages, but {len(given)} modules were given")
-    taken: set[int] = set()
-    held = []
-    for numbers in wanted:
-        mine: dict[int, StageWork] = {}
-        for number in numbers:
-            if number not in given:
-                raise InvalidInput(f"the module of stage {number} is missing; this process was given {sorted(given)}")
-            stage = given[number]
-            if isinstance(stage, torch.nn.Module):
-                module = copy.deepcopy(stage) if number in taken else stage
-                mine[number] = SplitStage(module, name=f"stage {number}")
-            elif not hasattr(stage, "backward_input"):
-                raise InvalidInput(f"stage {number} is a {type(stage).__name__}; give a torch.nn.Module")
-            elif number in taken:
-                raise InvalidInput(f"stage {number} lies on several ranks, which need copies; give its module")
-            else:
-                mine[number] = stage
-            taken.add(number)
-        held.append(mine)
-    _refuse_sharing(held)
-    return held
-
-
-def _refuse_sharing(held: Sequence[Mapping[int, StageWork]]) -> None:
-    """Within a rank stages may share parameters; between ranks nothing would sum the gradients."""
-    owner: dict[int, tuple[int, int, str]] = {}
-    for rank, works in enumerate(held):
-        for stage, work in works.items():
-            for name, parameter in work.module.named_parameters():
-                first, other, there = owner.setdefault(id(parameter), (rank, stage, name))
-                if first != rank:
-                    raise InvalidInput(
-                        f"stage {other} ({there}) and stage {stage} ({name}) share a parameter but lie on different "
-                        "ranks; put them on one rank or give each its own"
-                    )
-
-
-def _device_of(works: Mapping[int, StageWork], rank: int) -> torch.device:
-    devices = {t.device for w in works.values() for t in (*w.module.parameters(), *w.module.buffers())}
-    if len(devices) > 1:
-        shown = ", ".join(sorted(str(d) for d in devices))
-        raise InvalidInput(f"the stages of rank {rank} lie on several devices ({shown}); a rank is one device")
-    return devices.pop() if devices else torch.device("cpu")
 
 
 def _peak(rank: Rank) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,11 @@ from zbsolve.problem import Problem
 from zbsolve.timetable import TimedOp
 from zbsolve.trace import Trace, Transfer
 
-__all__ = ["clock_offset", "measured_rows", "trace_of"]
+__all__ = ["clock_offset", "measured_rows", "rows_of_all", "trace_of"]
 
 _PINGS = 12
 _TAG = (1 << 20) + 1
+_ROWS_TAG = _TAG + 1
 
 Rows = dict[int, list[int]]
 """By step: start and end of each operation of a rank, then three times of each message of all ranks, in ns."""
@@ -110,16 +111,34 @@ def trace_of(
     )
 
 
-def as_tensor(rows: Rows, steps: Sequence[int]) -> torch.Tensor:
-    """Rows as numbers, to be told to other ranks."""
-    return torch.tensor([rows[step] for step in steps], dtype=torch.int64)
+def rows_of_all(rank: Rank, widths: Sequence[int]) -> tuple[list[Rows], int]:
+    """The rows of all ranks by rank 0's clock, in every process, and how far the clocks can be apart.
 
-
-def from_tensor(numbers: torch.Tensor, steps: Sequence[int]) -> Rows:
-    """What `as_tensor` made."""
-    return dict(zip(steps, numbers.tolist(), strict=True))
-
-
-def shifted(rows: Mapping[int, Sequence[int]], offset: int) -> Rows:
-    """Rows by another clock."""
-    return {step: [t if t == _NEVER else t + offset for t in row] for step, row in rows.items()}
+    Parameters
+    ----------
+    rank
+        Of this process; all ranks call this.
+    widths
+        How many times each rank notes in a step.
+    """
+    own, endpoint = measured_rows(rank), rank.endpoint
+    others = [r for r in range(len(widths)) if r != rank.number]
+    endpoint.befriend(others)
+    offset, error = clock_offset(endpoint, len(widths))
+    own = {step: [t if t == _NEVER else t + offset for t in row] for step, row in own.items()}
+    steps = sorted(own)
+    head = torch.tensor([len(steps), steps[0] if steps else 0, error], dtype=torch.int64)
+    mine = torch.tensor([own[step] for step in steps], dtype=torch.int64).reshape(len(steps), widths[rank.number])
+    for other in others:
+        endpoint.tell(other, [head, mine], _ROWS_TAG)
+    rows: list[Rows] = []
+    for other, width in enumerate(widths):
+        if other == rank.number:
+            rows.append(own)
+            continue
+        (told,) = endpoint.hear(other, [head], _ROWS_TAG)
+        count, first, theirs = (int(v) for v in told)
+        error = max(error, theirs)
+        (numbers,) = endpoint.hear(other, [torch.zeros((count, width), dtype=torch.int64)], _ROWS_TAG)
+        rows.append(dict(zip(range(first, first + count), numbers.tolist(), strict=True)))
+    return rows, 2 * error

@@ -70,6 +70,7 @@ class Health:
         self._doing: Callable[[], str] = lambda: f"rank {rank}"
         self._complaint: Callable[[], str | None] = lambda: None
         self._beats = 0
+        self._all_began = ranks == 1
         # before anyone connects to this rank, so that whoever knows it can see it die
         self.store.set(f"beat/{rank}", "0")
         self._thread = threading.Thread(target=self._watch, name=f"zbsolve watch {rank}", daemon=True)
@@ -158,11 +159,7 @@ class Health:
             self._note(self.rank, complaint)
             return
         now = time.monotonic()
-        for other in range(self.ranks):
-            key = f"beat/{other}"
-            if other == self.rank or not self.store.check([key]):
-                continue
-            value = self.store.get(key)
+        for other, value in self._beats_of_others():
             before, since = self._seen.get(other, (b"", now))
             if value != before:
                 self._seen[other] = value, now
@@ -175,6 +172,17 @@ class Health:
                     other, f"its process has given no sign of life for {now - since:.0f} s: it was killed or is frozen"
                 )
                 return
+
+    def _beats_of_others(self) -> list[tuple[int, bytes]]:
+        """One question for all ranks once all have begun: the store answers one client after the other."""
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
+        keys = [f"beat/{rank}" for rank in others]
+        if not self._all_began:
+            self._all_began = bool(self.store.check(keys))
+        if self._all_began and self.store.has_extended_api():
+            return list(zip(others, self.store.multi_get(keys), strict=True))
+        there = [(rank, key) for rank, key in zip(others, keys, strict=True) if self.store.check([key])]
+        return [(rank, self.store.get(key)) for rank, key in there]
 
     def _end_process(self) -> None:
         """Give the main thread a moment to leave the step by itself."""

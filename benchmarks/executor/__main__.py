@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.executor import overhead, steps
+from benchmarks.executor import overhead, peak, steps
 from benchmarks.executor.figures import machine
 from benchmarks.split import memory
 
@@ -30,6 +30,7 @@ def main() -> None:
         "steps": rows,
         "overhead": overhead.run(rounds=60 if quick else 300, split_rounds=60 if quick else 300),
         "memory": memory(256, 2, 128),
+        "peak": peak.run(),
         "barrier": barrier,
         "machine": {"before": before, "after": machine(), "torch": torch.__version__},
         "seconds": round(time.perf_counter() - began, 1),
@@ -60,6 +61,12 @@ def _show(found: dict[str, Any]) -> None:
     for row in found["memory"]:
         held = (row[f"after_{what}_bytes"] for what in ("forward", "backward_input", "backward_weight"))
         print(f"{row['runtime']:<20}" + "".join(f"{value:>13,}" for value in held))
+    ratios = [row["ratio"] for row in found["peak"]]
+    schedules = dict.fromkeys(row["schedule"] for row in found["peak"])
+    print(
+        f"\nbytes at the peak over the prediction, every rank of {', '.join(schedules)}: "
+        f"{min(ratios):.3f} to {max(ratios):.3f}"
+    )
     barrier = found["barrier"]
     print(
         f"\n{barrier['schedule']}, steps in a row: {barrier['with_ms']:.0f} ms with a barrier at the optimizer "

@@ -25,10 +25,12 @@ def main() -> None:
     quick, began = arguments.quick, time.perf_counter()
     before = machine()
     # first, as its processes are forked from this one and nothing may have started threads yet
-    rows, barrier = steps.run(rounds=2 if quick else 9, barrier_rounds=1 if quick else 3, barrier_steps=6)
+    rows, barrier = steps.run(
+        rounds=2 if quick else 9, barrier_rounds=1 if quick else 3, barrier_steps=4 if quick else 6
+    )
     found = {
         "steps": rows,
-        "overhead": overhead.run(rounds=60 if quick else 300, split_rounds=60 if quick else 300),
+        "overhead": overhead.run(rounds=40 if quick else 300, split_rounds=40 if quick else 300),
         "memory": memory(256, 2, 128),
         "peak": peak.run(),
         "barrier": barrier,
@@ -43,12 +45,12 @@ def main() -> None:
 
 def _show(found: dict[str, Any]) -> None:
     print(
-        f"{'schedule':<12} {'runtime':<8} {'predicted':>10} {'measured':>10} {'ratio':>8}   lowest - highest    CPU/op"
+        f"{'schedule':<12} {'runtime':<13} {'predicted':>10} {'measured':>10} {'ratio':>8}   lowest - highest    CPU/op"
     )
     for row in found["steps"]:
         range_ = f"{row['spread']['lowest']:.0f} - {row['spread']['highest']:.0f} ms"
         print(
-            f"{row['schedule']:<12} {row['runtime']:<8} {row['predicted_ms']:>7.0f} ms {row['measured_ms']:>7.0f} ms "
+            f"{row['schedule']:<12} {row['runtime']:<13} {row['predicted_ms']:>7.0f} ms {row['measured_ms']:>7.0f} ms "
             f"{row['ratio']:>8.3f}   {range_:<18} {row['cpu_us_per_operation']:>5.0f} us"
         )
     print(f"\n{'runtime':<8} {'us per action':>14} {'CPU us':>8} {'(B + W) / backward - 1':>24}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from benchmarks.executor.plans import BARRIER, MICROBATCHES, OPERATION_MS, PLANS, RANKS, Plan
 from benchmarks.executor.sleeping import WIDTH, Sleeping, SleepingSplit, loss, set_sleep
 from zbsolve.executor.runtime import Pipeline
-from zbsolve.executor.transports import Distributed
+from zbsolve.executor.transports import Distributed, InProcess, Transport
 
 __all__ = ["run_rank"]
 
@@ -37,12 +36,16 @@ def run_rank(rank: int, directory: Path, *, rounds: int, barrier_rounds: int, ba
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = FileStore(str(directory / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=120))
-    with ExitStack() as stack:
-        found: dict[str, Any] = {"steps": _steps(directory, rank, rounds, stack)}
+    # one transport for all pipelines, which never run at once: each has a watch that would work beside the others
+    transport = Distributed()
+    try:
+        found = {
+            "steps": _steps(directory, rank, rounds, transport),
+            "barrier": _barrier(rank, barrier_rounds, barrier_steps, transport),
+        }
         dist.barrier()
-    with ExitStack() as stack:
-        found["barrier"] = _barrier(rank, barrier_rounds, barrier_steps, stack)
-        dist.barrier()
+    finally:
+        transport.close()
     dist.destroy_process_group()
     return found
 
@@ -51,13 +54,23 @@ def _data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.ones(MICROBATCHES, WIDTH), torch.zeros(MICROBATCHES, WIDTH)
 
 
-def _pipeline(plan: Plan, rank: int, stack: ExitStack, **options: Any) -> Pipeline:
+def _pipeline(plan: Plan, rank: int, transport: Transport, **options: Any) -> Pipeline:
     stages = {s: SleepingSplit() for s in plan.placement.stages_of(rank)}
-    return stack.enter_context(Pipeline(plan.timetable, stages, loss, transport=Distributed(), **options))
+    return Pipeline(plan.timetable, stages, loss, transport=transport, **options)
 
 
-def _ours(plan: Plan, rank: int, stack: ExitStack) -> Step:
-    pipe = _pipeline(plan, rank, stack)
+def _ours(plan: Plan, rank: int, transport: Transport) -> Step:
+    pipe = _pipeline(plan, rank, transport)
+    batch, target = _data()
+    return lambda: pipe.step(batch, target)
+
+
+def _threads(plan: Plan, rank: int) -> Step:
+    """All ranks as threads of the first process; the others have nothing to do meanwhile."""
+    if rank:
+        return lambda: None
+    stages = [SleepingSplit() for _ in range(plan.placement.stages)]
+    pipe = Pipeline(plan.timetable, stages, loss, transport=InProcess(RANKS))
     batch, target = _data()
     return lambda: pipe.step(batch, target)
 
@@ -85,11 +98,12 @@ def _together(step: Step) -> tuple[int, int, int]:
     return start, time.perf_counter_ns(), time.process_time_ns() - processor
 
 
-def _steps(directory: Path, rank: int, rounds: int, stack: ExitStack) -> dict[str, list[tuple[int, int, int]]]:
+def _steps(directory: Path, rank: int, rounds: int, transport: Transport) -> dict[str, list[tuple[int, int, int]]]:
     """For each schedule and runtime, start, end and processor time of every measured step."""
     turns: dict[str, Step] = {}
     for plan in PLANS:
-        turns[f"{plan.name} zbsolve"] = _ours(plan, rank, stack)
+        turns[f"{plan.name} zbsolve"] = _threads(plan, rank)
+        turns[f"{plan.name} zbsolve, gloo"] = _ours(plan, rank, transport)
         turns[f"{plan.name} torch"] = _torchs(plan, rank, directory / f"{plan.name}.csv")
     set_sleep(0.0)
     for step in (*turns.values(), *turns.values()):
@@ -103,7 +117,7 @@ def _steps(directory: Path, rank: int, rounds: int, stack: ExitStack) -> dict[st
     return laps
 
 
-def _barrier(rank: int, rounds: int, steps: int, stack: ExitStack) -> dict[str, list[list[int]]]:
+def _barrier(rank: int, rounds: int, steps: int, transport: Transport) -> dict[str, list[list[int]]]:
     """For each round, the ends of this rank's row in steps that follow each other, in ns."""
     rules: dict[str, Any] = {
         "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-4),
@@ -111,12 +125,13 @@ def _barrier(rank: int, rounds: int, steps: int, stack: ExitStack) -> dict[str, 
         "check_overflow": True,
     }
     pipes = {
-        "with": _pipeline(BARRIER, rank, stack, synchronous=True, **rules),
-        "without": _pipeline(BARRIER, rank, stack, **rules),
+        "with": _pipeline(BARRIER, rank, transport, synchronous=True, **rules),
+        "without": _pipeline(BARRIER, rank, transport, **rules),
     }
     set_sleep(0.0)
     for pipe in pipes.values():
         pipe.steps([_data()] * 2)
+        pipe.flush()
     set_sleep(OPERATION_MS / 1000)
     found: dict[str, list[list[int]]] = {name: [] for name in pipes}
     for _ in range(rounds):
@@ -125,4 +140,6 @@ def _barrier(rank: int, rounds: int, steps: int, stack: ExitStack) -> dict[str, 
             pipe.steps([_data()] * steps)
             (own,) = pipe.ranks
             found[name].append([marks[-1] for _, marks, _ in list(own.history)[-steps:]])
+            # the next turn's states use the same connections
+            pipe.flush()
     return found

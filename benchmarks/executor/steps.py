@@ -18,6 +18,9 @@ from zbsolve.metrics import metrics
 
 __all__ = ["run"]
 
+RUNTIMES = {"zbsolve": "threads", "zbsolve, gloo": "gloo", "torch": "gloo"}
+"""What is run, and how its messages travel: by default our ranks are threads, which torch's cannot be."""
+
 
 def run(*, rounds: int, barrier_rounds: int, barrier_steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of `steps` and the figures of `barrier`.
@@ -44,7 +47,7 @@ def _step_rows(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for plan in PLANS:
         predicted = metrics(plan.timetable).makespan_ns / 1e6
-        for runtime in ("zbsolve", "torch"):
+        for runtime, transport in RUNTIMES.items():
             laps = list(zip(*(rank["steps"][f"{plan.name} {runtime}"] for rank in ranks), strict=True))
             taken = [(max(end for _, end, _ in lap) - lap[0][0]) / 1e6 for lap in laps]
             processor = statistics.median(sum(spent for _, _, spent in lap) / 1e3 for lap in laps)
@@ -52,6 +55,7 @@ def _step_rows(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 {
                     "schedule": plan.name,
                     "runtime": runtime,
+                    "transport": transport,
                     "predicted_ms": round(predicted, 1),
                     "measured_ms": round(statistics.median(taken), 1),
                     "ratio": round(statistics.median(taken) / predicted, 4),

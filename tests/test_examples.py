@@ -55,3 +55,21 @@ def test_training_by_a_csv_under_torchrun_lowers_the_loss(tmp_path):
     losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if line.startswith("step")]
     assert len(losses) == 10
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_the_language_model_resumes_and_equals_one_process_bit_by_bit(tmp_path):
+    """With a rank a thread, in 8 steps; the script fails if a loss has other bits."""
+    done = subprocess.run(
+        [sys.executable, "examples/train_small_lm.py", "--steps", "8", "--directory", str(tmp_path / "new")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.count("have the same bits") == 2
+    assert "8 steps 0 were clipped" in done.stdout
+    assert (tmp_path / "new" / "checkpoint-0.pt").stat().st_size > 1000
+    first, last = (float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "loss " in line)
+    assert last < first - 1

@@ -25,7 +25,14 @@ def calls(monkeypatch):
         calls.append((directory, seed, quick))
         say("\nstep: \x1b[31mred")
         row = DemoRow(
-            schedule="solved", predicted_ns=1000, measured_ns=2000, bubble=0.25, peak_bytes=2048, gradient_error=1e-16
+            schedule="solved",
+            predicted_ns=1000,
+            measured_ns=2000,
+            torch_measured_ns=3000,
+            bubble=0.25,
+            peak_bytes=2048,
+            gradient_error=1e-16,
+            torch_gradient_error=2e-16,
         )
         solution = as_solution("zb-h1", small_timetable().problem)
         return DemoResult(rows=(row,), solution=solution, files=(Path(directory, "t.json"),), cores=2)
@@ -48,9 +55,11 @@ def test_json_and_quiet(calls):
         "schedule": "solved",
         "predicted_ns": 1000,
         "measured_ns": 2000,
+        "torch_measured_ns": 3000,
         "bubble": 0.25,
         "peak_bytes": 2048,
         "gradient_error": 1e-16,
+        "torch_gradient_error": 2e-16,
     }
     assert told["files"] == [str(Path("zbsolve-demo", "t.json"))]
     assert told["solution"]["method"] == "zb-h1"
@@ -58,6 +67,7 @@ def test_json_and_quiet(calls):
     quiet = call("demo", "--quiet")
     assert quiet.stderr == ""
     assert "1.0e-16" in quiet.stdout
+    assert "2.0e-16" in quiet.stdout
     assert "step:" not in quiet.stdout
     assert calls == [("zbsolve-demo", 0, False)] * 2
 

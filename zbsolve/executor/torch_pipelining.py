@@ -19,7 +19,7 @@ from zbsolve.executor.gradients import Named
 from zbsolve.executor.processes import run_ranks
 from zbsolve.units import whole_amount
 
-__all__ = ["TorchRun", "run_torch_csv"]
+__all__ = ["TorchRun", "loopback", "run_torch_csv", "step_ns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def run_torch_csv(
     with tempfile.TemporaryDirectory(prefix="zbsolve-run-") as name:
         directory = Path(name)
         (directory / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **_loopback()}
+        environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **loopback()}
         run_ranks("zbsolve.executor.torch_rank", directory, ranks, timeout_s=timeout_s, environment=environment)
         reports = [json.loads((directory / f"result-{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
         return tuple(_collect(directory, file, number, reports) for number, file in enumerate(files))
@@ -148,13 +148,13 @@ def _collect(directory: Path, path: Path, number: int, reports: Sequence[dict[st
     per_block = zip(*(report["marks"][number] for report in reports), strict=True)
     return TorchRun(
         path=path,
-        step_ns=tuple(_step_ns(block) for block in per_block),
+        step_ns=tuple(step_ns(block) for block in per_block),
         loss=sum(losses) / len(losses),
         gradients=gradients,
     )
 
 
-def _step_ns(block: Sequence[Sequence[Sequence[int]]]) -> int:
+def step_ns(block: Sequence[Sequence[Sequence[int]]]) -> int:
     """The time of a step from the (start, end) of every rank and step of a block; one clock serves all processes."""
     steps = len(block[0])
     if steps == 1:
@@ -170,7 +170,7 @@ def _ranks(path: Path) -> int:
         raise InvalidInput(f"cannot read the schedule {path}: {error}") from None
 
 
-def _loopback() -> dict[str, str]:
+def loopback() -> dict[str, str]:
     """All ranks are on this host: a name that does not resolve must not stop gloo."""
     if "GLOO_SOCKET_IFNAME" in os.environ or not Path("/sys/class/net/lo").exists():
         return {}

@@ -30,10 +30,10 @@ from zbsolve.executor.gradients import split_batch
 from zbsolve.executor.processes import leave_with_parent, report_failure
 from zbsolve.executor.target import LossFn, Sample, call_target, root_cause
 
-__all__ = ["main"]
+__all__ = ["TorchSchedule", "main"]
 
 
-class _Schedule:
+class TorchSchedule:
     """One schedule on this rank: torch's runtime with the modules it runs."""
 
     def __init__(
@@ -58,6 +58,7 @@ class _Schedule:
         self._options: dict[str, Any] = {"return_outputs": False} if "return_outputs" in takes else {}
 
     def step(self, batch: Sample) -> None:
+        """One step; gradients are added to ``.grad`` of the modules."""
         inputs, target = batch
         arguments = (inputs if isinstance(inputs, tuple) else (inputs,)) if self._first else ()
         if self._last:
@@ -66,10 +67,12 @@ class _Schedule:
             self._runtime.step(*arguments, **self._options)
 
     def forget_gradients(self) -> None:
+        """Drop the gradients of this rank's modules."""
         for module in self.modules.values():
             module.zero_grad(set_to_none=True)
 
     def gradients(self) -> dict[str, torch.Tensor]:
+        """Copies, under ``stage:name``."""
         return {
             f"{stage}:{name}": parameter.grad.clone()
             for stage, module in self.modules.items()
@@ -103,7 +106,7 @@ def _run(directory: Path, rank: int, job: dict[str, Any]) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=job["ranks"], timeout=timedelta(seconds=job["timeout_s"])
     )
-    schedules = [_Schedule(path, rank, modules, loss_fn, job["microbatches"]) for path in job["schedules"]]
+    schedules = [TorchSchedule(path, rank, modules, loss_fn, job["microbatches"]) for path in job["schedules"]]
     marks: list[list[list[tuple[int, int]]]] = [[] for _ in schedules]
     gc.collect()
     for block in range(job["warmup"] + job["blocks"]):

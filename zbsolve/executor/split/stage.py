@@ -24,6 +24,7 @@ from torch import nn
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.aside import GradientsAside
+from zbsolve.executor.split.engine import run_backward
 from zbsolve.executor.split.entrance import enter
 from zbsolve.executor.split.flight import Flight
 from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positions_of
@@ -236,7 +237,7 @@ class SplitStage:
         try:
             with aside, _plain_precision(), self._watched():
                 if edges:
-                    torch.autograd.backward(edges, starts)
+                    run_backward(edges, starts)
         finally:
             queue.is_open = False
             self._forwards.take_out()
@@ -276,7 +277,7 @@ class SplitStage:
         edges, starts = flight.start(grad_outputs)
         with _plain_precision(), self._watched():
             if edges:
-                torch.autograd.backward(edges, starts)
+                run_backward(edges, starts)
         del self._flights[key]
         return flight.take_input_gradients()
 

@@ -34,13 +34,16 @@ def set_sleep(seconds: float) -> None:
 
 
 def _sleep(operations: int = 1) -> None:
-    """Sleep; what the system wakes us too late is taken off the next sleep, so that operations last as planned."""
+    """Sleep; what the system wakes us too late is taken off the next sleep, so that operations last as planned.
+
+    Up to a millisecond: more is a hiccup, and to make up for that later could beat the prediction.
+    """
     if not _seconds[0]:
         return
     start = time.perf_counter()
     wanted = operations * _seconds[0] - getattr(_late, "seconds", 0.0)
     time.sleep(max(0.0, wanted))
-    _late.seconds = time.perf_counter() - start - wanted
+    _late.seconds = min(time.perf_counter() - start - wanted, 0.001)
 
 
 class _SleepInBackward(torch.autograd.Function):

@@ -52,8 +52,8 @@ def equal_stages(
     return Problem(profile=profile, placement=Placement.linear(ranks), microbatches=microbatches, memory_limit=memory)
 
 
-def values(problem: Problem) -> dict[str, int]:
-    return {bound.name: bound.value_ns for bound in lower_bounds(problem)}
+def values(problem: Problem, **given: int) -> dict[str, int]:
+    return {bound.name: bound.value_ns for bound in lower_bounds(problem, **given)}
 
 
 def check_against_optimum(problem: Problem) -> bool | None:
@@ -378,15 +378,13 @@ def test_work_that_fusing_does_away_with_leaves_a_bound_of_zero():
     assert [(bound.name, bound.value_ns) for bound in lower_bounds(problem)] == [("load", 0)]
 
 
-def test_too_large_for_all_ranks_still_counts_the_most_promising(monkeypatch):
+def test_too_large_for_all_ranks_still_counts_the_most_promising():
     problem = instance_problem("paper-1.5B-p8-m24", "0.5x")
     full = values(problem)
-    monkeypatch.setattr("zbsolve.bounds.MAX_EFFORT", 300)
-    some = values(problem)
+    some = values(problem, most_effort=300)
     assert max(some["two-phase"], some["memory-time"]) < some["counting"] <= full["counting"]
-    assert values(replace(problem, objective="makespan"))["counting"] >= some["counting"]
-    monkeypatch.setattr("zbsolve.bounds.MAX_EFFORT", 10)
-    assert "counting" not in values(problem)
+    assert values(replace(problem, objective="makespan"), most_effort=300)["counting"] >= some["counting"]
+    assert "counting" not in values(problem, most_effort=10)
 
 
 def test_numbers_near_the_largest_do_not_overflow():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -161,6 +162,35 @@ def test_a_nan_loss_ends_the_step_in_good_order():
     assert pipe.validations[-1].overflow
     after = [p for stage in stages for p in stage.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_nan_in_one_microbatch_voids_its_step_everywhere_and_no_other(synchronous):
+    clean, spoilt = [pipes.batch(4, seed=seed) for seed in (1, 2)], pipes.batch(4, seed=3)
+    spoilt[1][5, 0] = float("nan")
+
+    def run(batches):
+        stages = pipes.model(3)
+        pipe = Pipeline(
+            pipes.timetable(Placement.linear(3), 4),
+            stages,
+            pipes.square_loss,
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+            check_overflow=True,
+            synchronous=synchronous,
+        )
+        losses = []
+        for data in batches:
+            pipe.zero_grad()
+            losses.append(float(pipe.step(*data)))
+        pipe.flush()
+        return losses, [p.detach() for stage in stages for p in stage.parameters()]
+
+    losses, weights = run([clean[0], spoilt, clean[1]])
+    expected, untouched = run(clean)
+    assert math.isnan(losses.pop(1))
+    assert losses == expected
+    assert all(torch.equal(a, b) for a, b in zip(weights, untouched, strict=True))
 
 
 def test_a_loss_that_is_no_number_is_refused():

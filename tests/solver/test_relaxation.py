@@ -13,7 +13,7 @@ from zbsolve.bounds import lower_bound, lower_bounds, smallest_limits
 from zbsolve.errors import Infeasible
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Link, Profile
+from zbsolve.profile import Link, Profile, StageCost
 from zbsolve.solution import Bound
 from zbsolve.solver import solve
 from zbsolve.solver.certificate import verify_bound
@@ -336,3 +336,73 @@ def test_the_choice_of_backward_is_relaxed_to_the_better_of_both():
     assert (rank.gradient, rank.weight) == (stage.backward_input_ns, stage.backward_ns - stage.backward_input_ns)
     fused = read_line(replace(both, allow=frozenset({"fused"})), 1).ranks[0]
     assert (fused.gradient, fused.weight, fused.keep) == (stage.backward_ns, 0, 0)
+
+
+def cheap_gradients(**given):
+    """Where B is over at once and frees memory, a prefix must not hold what an early B has freed."""
+    stage = StageCost(
+        forward_ns=5,
+        backward_input_ns=0,
+        backward_weight_ns=3,
+        activation_bytes=2,
+        backward_weight_bytes=1,
+        static_bytes=5,
+    )
+    return Problem(
+        **{
+            "profile": Profile(stages=(stage, stage), link=Link(latency_ns=1)),
+            "placement": Placement.linear(2),
+            "microbatches": 5,
+            "memory_limit": (13, 9),
+            **given,
+        }
+    )
+
+
+def test_a_prefix_knows_nothing_of_the_gradients_it_leaves_out():
+    problem = cheap_gradients()
+    for incumbent in (41, 42, 45, 60):
+        found = improve_bound(
+            problem, incumbent_ns=incumbent, best=lower_bound(problem), work_limit=3.0, time_limit_s=60.0
+        )
+        assert found.value_ns <= 41
+    assert not verify_bound(problem, Bound(42, "windows[4+1,at=1]"), time_limit_s=60.0).ok
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_prefixes_stay_below_the_best_that_is_found_where_gradients_are_cheap(keep):
+    for seed in range(12):
+        rng = random.Random(seed)
+        ranks, microbatches = rng.choice([(2, 4), (2, 5), (3, 4)])
+        stage = StageCost(
+            forward_ns=rng.randint(3, 9),
+            backward_input_ns=rng.randint(0, 1),
+            backward_weight_ns=rng.randint(3, 12),
+            activation_bytes=2,
+            backward_weight_bytes=keep,
+        )
+        limits = tuple(rng.randint(4, 8) for _ in range(ranks))
+        problem = cheap_gradients(
+            profile=Profile(stages=(stage,) * ranks, link=Link(latency_ns=1)),
+            placement=Placement.linear(ranks),
+            microbatches=microbatches,
+            memory_limit=limits,
+            allow={"split"},
+        )
+        best = solve(problem, work_limit=3_000, workers=1).value_ns
+        found = improve_bound(
+            problem, incumbent_ns=2 * best, best=lower_bound(problem), work_limit=1.0, time_limit_s=60.0
+        )
+        assert found.value_ns <= best
+
+
+@pytest.mark.parametrize("unit", [1_100_000, 2_000_000, 3_000_000])
+@pytest.mark.parametrize("times", [1, 10, 1000])
+def test_coarse_rounding_verifies_nothing_above_what_is_attained(unit, times):
+    profile = Profile.uniform(
+        4, forward_ns=1_000_500, backward_input_ns=1_000_700, backward_weight_ns=900_300, latency_ns=50_000
+    )
+    problem = Problem(profile=profile, placement=Placement.linear(4), microbatches=8, objective="makespan")
+    value = solve(problem, work_limit=500, workers=1).value_ns
+    for name in (f"quantised[u={unit}]", f"rank-subset[0,1,u={unit}]"):
+        assert not verify_bound(problem, Bound(times * value + 1, name), time_limit_s=20.0).ok

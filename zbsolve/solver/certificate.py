@@ -14,7 +14,7 @@ from typing import Literal
 from zbsolve.bounds import lower_bounds
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
-from zbsolve.solver.line import exact_unit, read_line, reads
+from zbsolve.solver.line import Line, exact_unit, read_line, reads
 from zbsolve.solver.line_model import Limits, Question, ask
 from zbsolve.solver.relaxation import KINDS, Relaxation, parse_name
 from zbsolve.solver.windows import Windows, climb
@@ -136,11 +136,13 @@ def _whole(
     line = read_line(problem, unit)
     if not line.handy:
         return _too_fine(relaxation)
+    if value_ns // unit > _surely_enough(line):
+        return Verdict("wrong", f"one microbatch at a time takes less than {value_ns} ns")
     question = Question(
         kind="whole",
         microbatches=problem.microbatches,
         kept=frozenset(route.index(r) for r in numbers),
-        most=min((value_ns - 1) // unit, line.serial),
+        most=(value_ns - 1) // unit,
         only_exists=True,
     )
     answer = ask(line, question, limits(None))
@@ -149,6 +151,11 @@ def _whole(
     if answer.least > question.most:
         return Verdict("verified", f"{relaxation.name} has no timetable of less than {value_ns} ns")
     return Verdict("not verified in time", f"{relaxation.name} was neither proved nor refuted in time")
+
+
+def _surely_enough(line: Line) -> int:
+    """Units in which one microbatch at a time is over, with one more for each time that is rounded by itself."""
+    return line.serial + 3 * (line.microbatches + 2) * (len(line.ranks) + 2)
 
 
 def _too_fine(relaxation: Relaxation) -> Verdict:
@@ -172,9 +179,9 @@ def _windows(
     line = read_line(problem, unit)
     if not line.handy:
         return _too_fine(relaxation)
-    windows = Windows(
-        line, min(-(-value_ns // unit), line.serial), tuple(range(len(line.ranks))), route.index(relaxation.at)
-    )
+    if value_ns // unit > _surely_enough(line):
+        return Verdict("wrong", f"one microbatch at a time takes less than {value_ns} ns")
+    windows = Windows(line, -(-value_ns // unit), tuple(range(len(line.ranks))), route.index(relaxation.at))
     for _ in climb(windows, longest=max(sizes), limits=limits):
         if windows.total(sizes) * unit >= value_ns:
             return Verdict("verified", f"{relaxation.name}, solved again, gives at least {value_ns} ns")

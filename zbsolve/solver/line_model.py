@@ -334,6 +334,7 @@ def _limit_at_forwards(model: cp_model.CpModel, rank: Starts) -> None:
     b(a) = floor((room - a held) / keep) others may wait for W: W number y - b(a) - 1 is over. The model says so of
     every y for which F j comes before B number y. That asks no more than memory does: with y' < y gradients done
     y' - b(a') >= y - b(a), for each microbatch more in flight takes the place of at least one that waits.
+    Of a B number y that a prefix leaves out nothing is known: it may have come before F j.
     """
     cost = rank.cost
     for j, forward in enumerate(rank.forwards):
@@ -344,8 +345,10 @@ def _limit_at_forwards(model: cp_model.CpModel, rank: Starts) -> None:
             over = y - (cost.room - in_flight * cost.held) // cost.keep - 1
             if over < 0 or over >= len(rank.weights):
                 continue
-            if y >= len(rank.gradients) or y == j:
+            if y == j:
                 model.add(forward >= rank.weight_end(over))
+                continue
+            if y >= len(rank.gradients):
                 continue
             ahead = model.new_bool_var("")
             model.add(rank.gradients[y] >= forward + cost.forward).only_enforce_if(ahead)
@@ -360,7 +363,8 @@ def _limit_always(model: cp_model.CpModel, rank: Starts, horizon: int) -> None:
     spans, sizes = [], []
     end_of_all = horizon + (len(rank.weights) + 1) * cost.weight + cost.gradient + cost.forward
     for j, forward in enumerate(rank.forwards):
-        pieces: tuple[tuple[Any, Any, int], ...] = ((forward, end_of_all, cost.held),)
+        # a prefix leaves out B and W of the last ones, which may come at any time after F
+        pieces: tuple[tuple[Any, Any, int], ...] = ((forward, forward + cost.forward, cost.held),)
         if j < len(rank.gradients):
             pieces = (
                 (forward, rank.weight_end(j), stays),

@@ -17,6 +17,8 @@ from zbsolve.errors import (
     MissingExtra,
     NothingFound,
     NotProvenOptimal,
+    OrderError,
+    ScheduleConditionError,
     ZbsolveError,
 )
 from zbsolve.files import SolverRecord, read_profile, read_timetable, write_profile, write_timetable
@@ -50,12 +52,14 @@ __all__ = [
     "Op",
     "OpGraph",
     "Order",
+    "OrderError",
     "Placement",
     "Problem",
     "Profile",
     "ProfileSource",
     "Progress",
     "Schedule",
+    "ScheduleConditionError",
     "Solution",
     "SolverRecord",
     "StageCost",

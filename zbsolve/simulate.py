@@ -27,7 +27,7 @@ from zbsolve.opgraph import Int32, OpGraph
 from zbsolve.problem import Problem
 from zbsolve.timetable import Order, TimedOp, Timetable
 
-__all__ = ["Timer", "Times", "simulate"]
+__all__ = ["Timer", "Times", "cycle_mean", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class Timer:
             end, source = self.run(release)
             last = {r: end[node] for r, node in last_node.items()}
             hangs = {r: (source[node], last[r] - release[source[node]]) for r, node in last_node.items()}
-            mean = self._cycle_mean(hangs)
+            mean = cycle_mean(hangs)
             if mean > value:
                 value, raised = mean, {}
             later = list(release)
@@ -164,28 +164,11 @@ class Timer:
                     later[r], raised[r] = ended - value, hangs[r]
             if later == release:
                 return self._times(end, value)
-            mean = self._cycle_mean(raised)
+            mean = cycle_mean(raised)
             if mean > value:
                 value, raised = mean, {}
             else:
                 release = later
-
-    @staticmethod
-    def _cycle_mean(path_to: dict[int, tuple[int, int]]) -> int:
-        """The greatest mean, rounded up, of the cycles among (rank it comes from, length), one a rank."""
-        best = 0
-        seen: dict[int, int] = {}
-        for root in path_to:
-            path: list[int] = []
-            rank = root
-            while rank in path_to and rank not in seen:
-                seen[rank] = root
-                path.append(rank)
-                rank = path_to[rank][0]
-            if seen.get(rank) == root:
-                cycle = path[path.index(rank) :]
-                best = max(best, -(-sum(path_to[r][1] for r in cycle) // len(cycle)))
-        return best
 
     def _times(self, end: list[int], value: int | None) -> Times:
         start = [e - d for e, d in zip(end, self._duration, strict=True)]
@@ -195,6 +178,23 @@ class Timer:
         span = max(end, default=0) if value is None else value
         release = [start[row[0]] if row else 0 for row in self.rows]
         return Times(start_ns=start, end_ns=end, value_ns=span, release_ns=release)
+
+
+def cycle_mean(path_to: dict[int, tuple[int, int]]) -> int:
+    """The greatest mean, rounded up, of the cycles among (rank it comes from, length), one a rank."""
+    best = 0
+    seen: dict[int, int] = {}
+    for root in path_to:
+        path: list[int] = []
+        rank = root
+        while rank in path_to and rank not in seen:
+            seen[rank] = root
+            path.append(rank)
+            rank = path_to[rank][0]
+        if seen.get(rank) == root:
+            cycle = path[path.index(rank) :]
+            best = max(best, -(-sum(path_to[r][1] for r in cycle) // len(cycle)))
+    return best
 
 
 def simulate(problem: Problem, order: Order) -> Timetable:

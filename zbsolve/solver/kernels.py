@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zbsolve.opgraph import OpGraph
+from zbsolve.simulate import cycle_mean
 
 __all__ = ["Arrays", "fits", "makespan", "period", "rows_of", "sequence_of", "sweep"]
 
@@ -176,7 +177,7 @@ def period(arrays: Arrays, sequence: Sequence[int], release: Sequence[int] | Non
     while True:
         last, source = _sweep_with_source(arrays, sequence, x)
         hangs = {r: (source[r], last[r] - x[source[r]]) for r in arrays.busy}
-        mean = _cycle_mean(hangs)
+        mean = cycle_mean(hangs)
         if mean > value:
             value, raised = mean, {}
         later = list(x)
@@ -186,28 +187,11 @@ def period(arrays: Arrays, sequence: Sequence[int], release: Sequence[int] | Non
         if later == x:
             low = min(x)
             return value, [t - low for t in x]
-        mean = _cycle_mean(raised)
+        mean = cycle_mean(raised)
         if mean > value:
             value, raised = mean, {}
         else:
             x = later
-
-
-def _cycle_mean(path_to: dict[int, tuple[int, int]]) -> int:
-    """The greatest mean, rounded up, of the cycles among (rank it comes from, length), one a rank."""
-    best = 0
-    seen: dict[int, int] = {}
-    for root in path_to:
-        path: list[int] = []
-        r = root
-        while r in path_to and r not in seen:
-            seen[r] = root
-            path.append(r)
-            r = path_to[r][0]
-        if seen.get(r) == root:
-            cycle = path[path.index(r) :]
-            best = max(best, -(-sum(path_to[q][1] for q in cycle) // len(cycle)))
-    return best
 
 
 def fits(arrays: Arrays, sequence: Sequence[int]) -> bool:

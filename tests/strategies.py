@@ -51,6 +51,12 @@ def placements(*, most_ranks: int = 4) -> st.SearchStrategy[Placement]:
     )
 
 
+def factors(count: int) -> st.SearchStrategy[tuple[str, ...] | None]:
+    """None more often than not; else exact decimals of which many are alike."""
+    some = st.tuples(*[st.sampled_from(["1", "0.5", "1.25", "2", "3.333"])] * count)
+    return st.one_of(st.none(), st.none(), some)
+
+
 @st.composite
 def problems(
     draw: st.DrawFn,
@@ -74,13 +80,16 @@ def problems(
             for a, b in special
         ),
     )
+    microbatches = draw(st.integers(1, most_microbatches))
     limit = draw(st.sampled_from(["0.5x", "0.75x", "1x", "1.5x", "2x"])) if limits else None
     return Problem(
         profile=Profile(stages=stages, link=link),
         placement=where,
-        microbatches=draw(st.integers(1, most_microbatches)),
+        microbatches=microbatches,
         memory_limit=limit,
         objective=objective or draw(st.sampled_from(["period", "makespan"])),
+        rank_factors=draw(factors(where.ranks)),
+        microbatch_factors=draw(factors(microbatches)),
     )
 
 

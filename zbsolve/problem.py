@@ -63,6 +63,9 @@ class Problem:
     microbatch_factors
         One a microbatch: how many times as large as the profile says it is, as with sequences of
         different lengths. Its operations take, hold, need and hand over so many times as much.
+    forward_only
+        Run the forwards alone, for evaluation and serving: what a forward holds is freed at its end.
+        `allow` then says nothing.
 
     Attributes
     ----------
@@ -84,6 +87,7 @@ class Problem:
     route_of: tuple[int, ...] | None = None
     rank_factors: tuple[Factor, ...] | None = None
     microbatch_factors: tuple[Factor, ...] | None = None
+    forward_only: bool = False
     limit_bytes: tuple[int | None, ...] = field(init=False, repr=False, compare=False)
     _costs: dict[tuple[int, int, Factor], StageCost] = field(
         init=False, repr=False, compare=False, default_factory=dict
@@ -117,6 +121,8 @@ class Problem:
             raise ProblemError(
                 f"route_of needs one route below {routes} for each of the {self.microbatches} microbatches"
             )
+        if not isinstance(self.forward_only, bool):
+            raise ProblemError(f"forward_only is True or False, got {self.forward_only!r}")
         for name, count, one in (
             ("rank_factors", ranks, "rank"),
             ("microbatch_factors", self.microbatches, "microbatch"),
@@ -206,7 +212,9 @@ class Problem:
 
     def operations(self) -> tuple[tuple[Op, ...], ...]:
         """The default set: for each rank its operations, split where that is allowed."""
-        backward = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT) if "split" in self.allow else (Kind.BACKWARD,)
+        backward: tuple[Kind, ...] = ()
+        if not self.forward_only:
+            backward = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT) if "split" in self.allow else (Kind.BACKWARD,)
         rows: list[list[Op]] = [[] for _ in range(self.placement.ranks)]
         for kind in (Kind.FORWARD, *backward):
             for stage in range(self.placement.stages):
@@ -230,11 +238,13 @@ class Problem:
             self.route_of,
         ]
         # what is left at its default does not stand in the fingerprint, so that it outlives new parts
-        chosen = {
+        chosen: dict[str, Any] = {
             name: [str(factor) for factor in factors]
             for name, factors in (("rank_factors", self.rank_factors), ("microbatch_factors", self.microbatch_factors))
             if factors is not None
         }
+        if self.forward_only:
+            chosen["forward_only"] = True
         content += [chosen] if chosen else []
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.catalog.helpers import uniform
+from tests.catalog.helpers import uniform, uniform_for
 from tests.strategies import problems
 from zbsolve.catalog import baseline, schedules
 from zbsolve.check import violations
@@ -80,7 +80,7 @@ def test_from_few_microbatches_to_many(name):
         for microbatches in sorted({1, 2, ranks - 1, ranks, ranks + 1, 2 * ranks - 1, 2 * ranks, 3 * ranks + 2, 32}):
             if not microbatches:
                 continue
-            problem = uniform(make(ranks), microbatches, 3, 2, 1, latency=1)
+            problem = uniform_for(name, make(ranks), microbatches, 3, 2, 1, latency=1)
             try:
                 order = baseline(name, problem)
             except ScheduleConditionError:
@@ -153,8 +153,8 @@ def test_ranks_may_be_numbered_in_any_way(name):
     }[wanted]
     number = (2, 0, 3, 1)
     turned = Placement.custom(*([number[rank] for rank in route] for route in plain.routes))
-    mine = baseline(name, uniform(plain, 8, 3, 2, 1))
-    other = baseline(name, uniform(turned, 8, 3, 2, 1))
+    mine = baseline(name, uniform_for(name, plain, 8, 3, 2, 1))
+    other = baseline(name, uniform_for(name, turned, 8, 3, 2, 1))
     assert tuple(other.rows[rank] for rank in number) == mine.rows
 
 

@@ -561,3 +561,15 @@ def test_ranks_and_microbatches_that_differ(profile, tmp_path):
 )
 def test_factors_that_cannot_be_used(profile, options, words):
     assert words in call("baseline", "1f1b", profile, "-m", "3", *options, code=2).stderr.replace("\n", " ")
+
+
+def test_forwards_only(profile, tmp_path):
+    path = tmp_path / "t.json"
+    made = call_json("solve", profile, "-m", "3", "--forward-only", "--time-limit", "5", "-o", str(path))
+    assert (made["status"], made["period_ns"]) == ("optimal", 3000)
+    assert call_json("check", str(path), "--bound")["ok"]
+    assert call_json("baseline", "forward-only", profile, "-m", "3")["digest"] == made["digest"]
+    shown = call_json("compare", profile, "-m", "3", "--forward-only", "--time-limit", "5")
+    assert [row["schedule"] for row in shown["rows"]] == ["forward-only", "solved"]
+    assert "use forward-only" in call("baseline", "1f1b", profile, "-m", "3", "--forward-only", code=2).stderr
+    call("draw", str(path))

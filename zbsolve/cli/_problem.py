@@ -43,6 +43,7 @@ class Asked:
     objective: Objective
     rank_factors: str | None = None
     microbatch_factors: str | None = None
+    forward_only: bool = False
 
     def problem(self, profile: Profile, *, placement: str = "linear", memory: str | None = None) -> Problem:
         """Build the problem; `placement` and `memory` stand in where the options are silent."""
@@ -58,6 +59,7 @@ class Asked:
             microbatch_factors=_factors(
                 self.microbatch_factors, "--microbatch-factors", self.microbatches, "microbatch"
             ),
+            forward_only=self.forward_only,
         )
         return with_memory(problem, self.memory if self.memory is not None else memory)
 
@@ -243,6 +245,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             metavar="LIST",
             help="How many times as large as PROFILE says each microbatch is, in time and in bytes.",
         )
+        @click.option("--forward-only", is_flag=True, help="Forwards alone, for evaluation and serving.")
         @functools.wraps(verb)
         def wrapped(
             *args: Any,
@@ -254,6 +257,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             objective: str,
             rank_factors: str | None,
             microbatch_factors: str | None,
+            forward_only: bool,
             **kwargs: Any,
         ) -> Any:
             asked = Asked(
@@ -265,6 +269,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
                 objective=cast("Objective", objective),
                 rank_factors=rank_factors,
                 microbatch_factors=microbatch_factors,
+                forward_only=forward_only,
             )
             return verb(*args, asked=asked, **kwargs)
 

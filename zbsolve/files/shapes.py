@@ -147,6 +147,7 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     route_of: list[Whole] | UnsetType = UNSET
     rank_factors: list[Factor] | UnsetType = UNSET
     microbatch_factors: list[Factor] | UnsetType = UNSET
+    forward_only: bool = False
 
 
 class SolverShape(_Shape, frozen=True, kw_only=True):

@@ -148,6 +148,8 @@ def _problem_to_plain(problem: Problem) -> dict[str, Any]:
     for name in ("rank_factors", "microbatch_factors"):
         if (factors := getattr(problem, name)) is not None:
             plain[name] = [str(factor) for factor in factors]
+    if problem.forward_only:
+        plain["forward_only"] = True
     return plain
 
 
@@ -207,6 +209,7 @@ def _problem(shape: shapes.ProblemShape, name: object, where: str) -> Problem:
             route_of=None if shape.route_of is UNSET else tuple(shape.route_of),
             rank_factors=None if shape.rank_factors is UNSET else tuple(shape.rank_factors),
             microbatch_factors=None if shape.microbatch_factors is UNSET else tuple(shape.microbatch_factors),
+            forward_only=shape.forward_only,
         )
     except UnitError as error:  # a limit is the only amount that a problem reads
         raise FileFormatError(name, plain(str(error)), f"{where}.memory_limit") from None

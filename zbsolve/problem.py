@@ -173,10 +173,12 @@ class Problem:
         """What a rank holds all the time: the static bytes of every stage on it."""
         return sum(self.profile.stages[stage].static_bytes for stage in self.placement.stages_of(rank))
 
-    def cost(self, stage: int, microbatch: int) -> StageCost:
+    def cost(self, stage: int, microbatch: int | None, *, rank: int | None = None) -> StageCost:
         """What a microbatch costs on a stage, where its route runs it; the only way to a cost.
 
-        Durations are the profile's times both factors, sizes times that of the microbatch, each
+        Without a microbatch: what the stage costs once an iteration on a rank that holds it, which then
+        has to be given. Durations are the profile's times both factors (the optimizer's times that of
+        the rank, the reduction's as they are), sizes times the factor of the microbatch, each
         multiplied exactly and rounded to whole units, half up. What is there once for all
         microbatches (static bytes) is not scaled.
 
@@ -188,9 +190,12 @@ class Problem:
         cost = self.profile.stages[stage]
         if self.rank_factors is None and self.microbatch_factors is None:
             return cost
-        assert self.route_of is not None
-        rank = self.placement.routes[self.route_of[microbatch]][stage]
-        size = 1 if self.microbatch_factors is None else self.microbatch_factors[microbatch]
+        if microbatch is not None:
+            assert self.route_of is not None
+            rank = self.placement.routes[self.route_of[microbatch]][stage]
+        assert rank is not None
+        alone = microbatch is None or self.microbatch_factors is None
+        size: Factor = 1 if alone else self.microbatch_factors[microbatch]  # type: ignore[index]
         known = self._costs.get((stage, rank, size))
         if known is None:
             slowness = 1 if self.rank_factors is None else self.rank_factors[rank]
@@ -213,6 +218,7 @@ class Problem:
     def operations(self) -> tuple[tuple[Op, ...], ...]:
         """The default set: for each rank its operations, split where that is allowed."""
         backward: tuple[Kind, ...] = ()
+        last = [Op(kind, stage, None) for kind in Kind for stage in range(self.placement.stages) if kind.of_iteration]
         if not self.forward_only:
             backward = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT) if "split" in self.allow else (Kind.BACKWARD,)
         rows: list[list[Op]] = [[] for _ in range(self.placement.ranks)]
@@ -221,7 +227,21 @@ class Problem:
                 for microbatch in range(self.microbatches):
                     op = Op(kind, stage, microbatch)
                     rows[self.rank_of(op)].append(op)
+        for op in last:
+            for rank in self.placement.holders(op.stage) if self.has(op.kind, op.stage) else ():
+                rows[rank].append(op)
         return tuple(tuple(row) for row in rows)
+
+    def has(self, kind: Kind, stage: int) -> bool:
+        """Whether the iteration ends with such an operation on every rank that holds the stage.
+
+        The optimizer runs where it or the reduction of the gradients before it takes time by the
+        profile; the reduction where it does.
+        """
+        cost = self.profile.stages[stage]
+        if self.forward_only or not kind.of_iteration:
+            return False
+        return cost.grad_reduce_ns > 0 or (kind is Kind.OPTIMIZER and cost.optimizer_ns > 0)
 
     @property
     def digest(self) -> str:
@@ -263,6 +283,7 @@ def _factors(given: Sequence[Factor] | None, name: str, count: int, one: str) ->
 
 def _scaled_cost(cost: StageCost, stage: int, slowness: Fraction, size: Fraction) -> StageCost:
     changed: dict[str, Any] = {name: scaled(getattr(cost, name), slowness * size) for name in _TIMES_OF_COMPUTE}
+    changed["optimizer_ns"] = scaled(cost.optimizer_ns, slowness)
     if cost.backward_ns == cost.backward_input_ns + cost.backward_weight_ns:  # the sum stays the sum
         changed["backward_ns"] = changed["backward_input_ns"] + changed["backward_weight_ns"]
     changed |= {name: scaled(getattr(cost, name), size) for name in _BYTES_OF_A_MICROBATCH}

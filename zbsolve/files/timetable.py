@@ -184,7 +184,7 @@ def _row(row: list[shapes.OpShape], problem: Problem, name: object, where: str) 
             raise FileFormatError(
                 name, f"the problem has {counted(stages, 'stage')}, numbered from 0; got {stage}", f"{where}[{i}][1]"
             )
-        if microbatch >= microbatches:
+        if microbatch is not None and microbatch >= microbatches:
             raise FileFormatError(
                 name,
                 f"the problem has {counted(microbatches, 'microbatch')}, numbered from 0; got {microbatch}",

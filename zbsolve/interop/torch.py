@@ -93,8 +93,12 @@ def numbered_by_loss(problem: Problem, order: Order) -> tuple[Order, tuple[int, 
 
 
 def torch_rows(order: Order) -> list[list[str]]:
-    """The cells of the CSV, one row a rank, such as ``["0F0", "0F1", "0I0", "0W0", ...]``."""
-    return [[f"{op.stage}{_LETTERS[op.kind]}{op.microbatch}" for op in row] for row in order.rows]
+    """The cells of the CSV, one row a rank, such as ``["0F0", "0F1", "0I0", "0W0", ...]``.
+
+    Reductions of gradients and optimizers are left out: with torch they come after the schedule.
+    """
+    rows = ([op for op in row if op.microbatch is not None] for row in order.rows)
+    return [[f"{op.stage}{_LETTERS[op.kind]}{op.microbatch}" for op in row] for row in rows]
 
 
 def write_torch_csv(timetable: Timetable, path: str | os.PathLike[str]) -> tuple[Path, Path]:
@@ -167,6 +171,7 @@ def _about(timetable: Timetable, emitted: Order, planned: Metrics, csv: str) -> 
         "emitted_period_ns": run.period_ns,
         "emitted_makespan_ns": run.makespan_ns,
         "microbatch_in_timetable": list(before),
+        "left_out": sorted({op.kind.value for row in order.rows for op in row if op.microbatch is None}),
         "digest": problem.digest,
         "torch": {
             "class": "torch.distributed.pipelining.schedules._PipelineScheduleRuntime",

@@ -59,7 +59,7 @@ class _Trial:
         self.rows = [row.tolist() for row in graph.encode(order)]
         self.kind = graph.kind.tolist()
         self._gather()
-        sequence = sequence_of(self.arrays, self.rows)
+        sequence = sequence_of(self.arrays, graph.by_lane(self.rows))
         assert sequence is not None
         self.sequence = sequence
         self.value = self._value()
@@ -150,7 +150,7 @@ class _Trial:
 
     def _weigh(self, ranks: set[int]) -> None:
         for r in ranks:
-            self.arrays.work[r] = sum(self.arrays.duration[n] for n in self.rows[r])
+            self.arrays.work[r] = sum(self.arrays.duration[n] for n in self.rows[r] if self.arrays.rank[n] == r)
 
     def order(self) -> Order:
         """The order with what has been fused."""

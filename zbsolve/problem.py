@@ -66,6 +66,9 @@ class Problem:
     forward_only
         Run the forwards alone, for evaluation and serving: what a forward holds is freed at its end.
         `allow` then says nothing.
+    ends
+        Whether an iteration ends with the reductions of gradients and the optimizers for which the
+        profile has times, each once on every rank that holds the stage. Where it has none, True.
 
     Attributes
     ----------
@@ -88,6 +91,7 @@ class Problem:
     rank_factors: tuple[Factor, ...] | None = None
     microbatch_factors: tuple[Factor, ...] | None = None
     forward_only: bool = False
+    ends: bool = True
     limit_bytes: tuple[int | None, ...] = field(init=False, repr=False, compare=False)
     _costs: dict[tuple[int, int, Factor], StageCost] = field(
         init=False, repr=False, compare=False, default_factory=dict
@@ -121,8 +125,11 @@ class Problem:
             raise ProblemError(
                 f"route_of needs one route below {routes} for each of the {self.microbatches} microbatches"
             )
-        if not isinstance(self.forward_only, bool):
-            raise ProblemError(f"forward_only is True or False, got {self.forward_only!r}")
+        for name in ("forward_only", "ends"):
+            if not isinstance(getattr(self, name), bool):
+                raise ProblemError(f"{name} is True or False, got {getattr(self, name)!r}")
+        timed = any(cost.optimizer_ns or cost.grad_reduce_ns for cost in self.profile.stages)
+        object.__setattr__(self, "ends", self.ends or not timed or self.forward_only)  # one way to say the same
         for name, count, one in (
             ("rank_factors", ranks, "rank"),
             ("microbatch_factors", self.microbatches, "microbatch"),
@@ -232,6 +239,11 @@ class Problem:
                 rows[rank].append(op)
         return tuple(tuple(row) for row in rows)
 
+    @property
+    def has_ends(self) -> bool:
+        """Whether there is any reduction or optimizer."""
+        return any(self.has(Kind.OPTIMIZER, stage) for stage in range(self.placement.stages))
+
     def has(self, kind: Kind, stage: int) -> bool:
         """Whether the iteration ends with such an operation on every rank that holds the stage.
 
@@ -239,7 +251,7 @@ class Problem:
         profile; the reduction where it does.
         """
         cost = self.profile.stages[stage]
-        if self.forward_only or not kind.of_iteration:
+        if not self.ends or self.forward_only or not kind.of_iteration:
             return False
         return cost.grad_reduce_ns > 0 or (kind is Kind.OPTIMIZER and cost.optimizer_ns > 0)
 
@@ -265,6 +277,8 @@ class Problem:
         }
         if self.forward_only:
             chosen["forward_only"] = True
+        if self.has_ends:
+            chosen["ends"] = True
         content += [chosen] if chosen else []
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

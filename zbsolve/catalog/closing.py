@@ -16,25 +16,17 @@ from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.timetable import Order
 
-__all__ = ["closed", "ends", "open_ended"]
-
-
-def ends(problem: Problem) -> bool:
-    """Whether an iteration ends with any reduction or optimizer."""
-    return any(problem.has(Kind.OPTIMIZER, stage) for stage in range(problem.placement.stages))
+__all__ = ["closed", "open_ended"]
 
 
 def open_ended(problem: Problem) -> Problem:
     """The problem without reductions and optimizers."""
-    if not ends(problem):
-        return problem
-    stages = tuple(replace(cost, optimizer_ns=0, grad_reduce_ns=0) for cost in problem.profile.stages)
-    return replace(problem, profile=replace(problem.profile, stages=stages))
+    return replace(problem, ends=False) if problem.has_ends else problem
 
 
 def closed(problem: Problem, order: Order) -> Order:
     """The order with the problem's reductions and optimizers; what it has of them is put anew."""
-    if not ends(problem) and all(op.microbatch is not None for row in order.rows for op in row):
+    if not problem.has_ends and all(op.microbatch is not None for row in order.rows for op in row):
         return order
     rows = [_closed_row(problem, rank, row) for rank, row in enumerate(order.rows)]
     return Order(tuple(rows))

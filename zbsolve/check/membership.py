@@ -61,6 +61,8 @@ def _why_no_end(sheet: Sheet, op: Op) -> str:
         return f"a stage of type {type(op.stage).__name__}, which must be an int"
     if not 0 <= op.stage < sheet.stages:
         return f"stage {number(op.stage)}"
+    if sheet.problem.forward_only or not sheet.problem.ends:
+        return f"the kind {op.kind}"
     return f"the kind {op.kind}, which takes no time by the profile of stage {op.stage}"
 
 

@@ -153,7 +153,7 @@ class Sheet:
     def _ends_with(self, kind: Kind, stage: int) -> bool:
         """Whether each iteration ends with a reduction, or an optimizer, of the stage."""
         cost = self.problem.profile.stages[stage]
-        if self.problem.forward_only:
+        if self.problem.forward_only or not self.problem.ends:
             return False
         return bool(cost.grad_reduce_ns or (cost.optimizer_ns and kind is _O))
 

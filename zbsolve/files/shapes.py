@@ -148,6 +148,7 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     rank_factors: list[Factor] | UnsetType = UNSET
     microbatch_factors: list[Factor] | UnsetType = UNSET
     forward_only: bool = False
+    ends: bool | UnsetType = UNSET
 
 
 class SolverShape(_Shape, frozen=True, kw_only=True):

@@ -526,7 +526,7 @@ def test_options_that_make_no_sense_are_one_message(tmp_path, options, words):
 
 
 def test_messages_of_click_are_laid_out_in_one_line(profile, timetable):
-    assert "Choose from: torch-csv. See `" in error_of(call("emit", timetable, code=2))
+    assert "Choose from: torch-csv, torch-csv-comms" in error_of(call("emit", timetable, code=2))
     assert "Choose from: profile, timetable. See `" in error_of(call("schema", code=2))
 
 

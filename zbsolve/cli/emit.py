@@ -2,47 +2,115 @@
 
 from __future__ import annotations
 
-import tempfile
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._output import STDOUT, Output, output_option, talk_options
 
+if TYPE_CHECKING:
+    from zbsolve.timetable import Timetable
+
 __all__ = ["emit"]
 
-FORMATS = ("torch-csv",)
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is to be emitted, and under which name."""
+
+    timetable: Timetable
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emitted:
+    """The content of the file, of the one beside it, and what a reader should be told."""
+
+    content: bytes
+    beside: bytes | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _torch_csv(asked: Asked) -> Emitted:
+    from zbsolve.interop.torch import torch_csv_bytes
+
+    content, beside = torch_csv_bytes(asked.timetable, asked.name)
+    return Emitted(content=content, beside=beside)
+
+
+def _torch_csv_comms(asked: Asked) -> Emitted:
+    from zbsolve.interop.torch import torch_csv_bytes
+
+    content, beside = torch_csv_bytes(asked.timetable, asked.name, csv_format="compute_comms")
+    return Emitted(content=content, beside=beside)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a format is made, and the suffix of the file that stands beside it."""
+
+    make: Callable[[Asked], Emitted]
+    default_name: str
+    beside: str = ""
+
+
+FORMATS = {
+    "torch-csv": Format(_torch_csv, "schedule.csv", ".json"),
+    "torch-csv-comms": Format(_torch_csv_comms, "schedule.csv", ".json"),
+}
 
 
 @click.command()
 @click.argument("timetable", metavar="T.json")
-@click.option("--to", "target", type=click.Choice(FORMATS), required=True, help="The format.")
-@output_option("Write there; torch-csv puts a JSON file with the rest beside it.")
+@click.option("--to", "target", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
+@output_option("Write there; the torch formats put a JSON file with the rest beside it.")
 @talk_options
 def emit(*, timetable: str, target: str, output: str | None, out: Output) -> None:
-    """Hand T.json to another tool.
+    r"""Hand T.json to another tool.
 
-    torch-csv is what torch.distributed.pipelining (and TorchTitan) loads: one row a rank, compute
-    operations only. The timetable is judged first: exit code 1, and nothing is written, where it
+    \b
+    torch-csv        what torch.distributed.pipelining loads: one row a rank,
+                     compute operations only
+    torch-csv-comms  the same with sends and receives, in an order that cannot hang
+
+    The timetable is judged first: exit code 1, and nothing is written, where it
     breaks a rule.
     """
-    from zbsolve.interop.torch import write_torch_csv
+    chosen = FORMATS[target]
+    path = None if output in (None, STDOUT) else output
+    out = out.for_file(output, timetable, beside=chosen.beside)
+    if path is not None and chosen.beside:
+        from zbsolve.files import ensure_writable
 
-    path = None if output == STDOUT else output
-    out = out.for_file(output, timetable, beside=".json")
+        ensure_writable(path + chosen.beside)
     given = _inputs.read_sound(timetable)
+    name = Path(path).name if path is not None else chosen.default_name
+    made = chosen.make(Asked(timetable=given, name=name))
+    for note in made.notes:
+        out.say(note)
     if path is not None:
-        written = [str(file) for file in write_torch_csv(given, path)]
-        for file in written:
-            out.say(f"wrote {file}")
+        written = {path: made.content} | ({} if made.beside is None else {path + chosen.beside: made.beside})
+        for file, content in written.items():
+            out.write(file, content)
         if out.as_json:
-            out.data({"format": target, "files": written})
+            out.data({"format": target, "files": list(written)})
         return
-    with tempfile.TemporaryDirectory() as folder:
-        text = write_torch_csv(given, Path(folder, "schedule.csv"))[0].read_text()
+    text = made.content.decode()
     if out.as_json:
-        out.data({"format": target, "rows": [line.split(",") for line in text.splitlines()]})
+        out.data({"format": target, **_as_field(target, text)})
         return
     out.text(text)
-    out.say("with -o FILE a second file beside it tells placement, microbatches and figures")
+    if made.beside is not None:
+        out.say("with -o FILE a second file beside it tells placement, microbatches and figures")
+
+
+def _as_field(target: str, text: str) -> dict[str, object]:
+    """The content as a field of an object: rows of cells, a JSON value, or text."""
+    if target.endswith("json"):
+        return {"content": json.loads(text)}
+    return {"rows": [line.split(",") for line in text.splitlines()]}

@@ -22,6 +22,7 @@ from zbsolve.errors import (
     ZbsolveError,
 )
 from zbsolve.files import SolverRecord, read_profile, read_timetable, write_profile, write_timetable
+from zbsolve.interop.perfetto import write_perfetto
 from zbsolve.interop.torch import read_torch_csv, write_torch_csv
 from zbsolve.metrics import memory_curve, metrics
 from zbsolve.opgraph import OpGraph
@@ -82,6 +83,7 @@ __all__ = [
     "simulate",
     "solve",
     "violations",
+    "write_perfetto",
     "write_profile",
     "write_timetable",
     "write_torch_csv",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -21,10 +21,11 @@ __all__ = ["emit"]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is to be emitted, and under which name."""
+    """What is to be emitted, under which name, and what else was given."""
 
     timetable: Timetable
     name: str
+    measured: Timetable | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +51,26 @@ def _torch_csv_comms(asked: Asked) -> Emitted:
     return Emitted(content=content, beside=beside)
 
 
+def _perfetto(asked: Asked) -> Emitted:
+    from zbsolve.interop.perfetto import perfetto_bytes
+
+    return Emitted(content=perfetto_bytes(asked.timetable, asked.measured))
+
+
 @dataclass(frozen=True)
 class Format:
-    """How a format is made, and the suffix of the file that stands beside it."""
+    """How a format is made, what it is, the suffix of a file beside it, and which options it takes."""
 
     make: Callable[[Asked], Emitted]
-    default_name: str
+    kind: Literal["csv", "json", "text"]
     beside: str = ""
+    options: frozenset[str] = frozenset()
 
 
 FORMATS = {
-    "torch-csv": Format(_torch_csv, "schedule.csv", ".json"),
-    "torch-csv-comms": Format(_torch_csv_comms, "schedule.csv", ".json"),
+    "torch-csv": Format(_torch_csv, "csv", beside=".json"),
+    "torch-csv-comms": Format(_torch_csv_comms, "csv", beside=".json"),
+    "perfetto": Format(_perfetto, "json", options=frozenset({"measured"})),
 }
 
 
@@ -69,28 +78,38 @@ FORMATS = {
 @click.argument("timetable", metavar="T.json")
 @click.option("--to", "target", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
 @output_option("Write there; the torch formats put a JSON file with the rest beside it.")
+@click.option("--measured", metavar="M.json", help="perfetto: the same order with measured times, shown beside it.")
 @talk_options
-def emit(*, timetable: str, target: str, output: str | None, out: Output) -> None:
+def emit(*, timetable: str, target: str, output: str | None, measured: str | None, out: Output) -> None:
     r"""Hand T.json to another tool.
 
     \b
     torch-csv        what torch.distributed.pipelining loads: one row a rank,
                      compute operations only
     torch-csv-comms  the same with sends and receives, in an order that cannot hang
+    perfetto         a trace for ui.perfetto.dev
 
     The timetable is judged first: exit code 1, and nothing is written, where it
     breaks a rule.
     """
     chosen = FORMATS[target]
+    for option, given_as in (("measured", measured),):
+        if given_as is not None and option not in chosen.options:
+            raise click.UsageError(f"--to {target} has no use for --{option}.")
     path = None if output in (None, STDOUT) else output
-    out = out.for_file(output, timetable, beside=chosen.beside)
+    out = out.for_file(output, timetable, measured, beside=chosen.beside)
+    _inputs.titles(tuple(file for file in (timetable, measured) if file))
     if path is not None and chosen.beside:
         from zbsolve.files import ensure_writable
 
         ensure_writable(path + chosen.beside)
     given = _inputs.read_sound(timetable)
-    name = Path(path).name if path is not None else chosen.default_name
-    made = chosen.make(Asked(timetable=given, name=name))
+    asked = Asked(
+        timetable=given,
+        name=Path(path).name if path is not None else f"schedule.{chosen.kind}",
+        measured=None if measured is None else _inputs.read_timetable(measured),
+    )
+    made = chosen.make(asked)
     for note in made.notes:
         out.say(note)
     if path is not None:
@@ -102,15 +121,17 @@ def emit(*, timetable: str, target: str, output: str | None, out: Output) -> Non
         return
     text = made.content.decode()
     if out.as_json:
-        out.data({"format": target, **_as_field(target, text)})
+        out.data({"format": target, **_as_field(chosen.kind, text)})
         return
     out.text(text)
     if made.beside is not None:
         out.say("with -o FILE a second file beside it tells placement, microbatches and figures")
 
 
-def _as_field(target: str, text: str) -> dict[str, object]:
+def _as_field(kind: str, text: str) -> dict[str, object]:
     """The content as a field of an object: rows of cells, a JSON value, or text."""
-    if target.endswith("json"):
+    if kind == "json":
         return {"content": json.loads(text)}
+    if kind == "text":
+        return {"text": text}
     return {"rows": [line.split(",") for line in text.splitlines()]}

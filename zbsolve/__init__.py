@@ -22,7 +22,8 @@ from zbsolve.errors import (
     ZbsolveError,
 )
 from zbsolve.files import SolverRecord, read_profile, read_timetable, write_profile, write_timetable
-from zbsolve.interop.torch import write_torch_csv
+from zbsolve.interop.perfetto import write_perfetto
+from zbsolve.interop.torch import read_torch_csv, write_torch_csv
 from zbsolve.metrics import memory_curve, metrics
 from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind, Op
@@ -77,10 +78,12 @@ __all__ = [
     "metrics",
     "read_profile",
     "read_timetable",
+    "read_torch_csv",
     "schedules",
     "simulate",
     "solve",
     "violations",
+    "write_perfetto",
     "write_profile",
     "write_timetable",
     "write_torch_csv",

@@ -22,6 +22,7 @@ VERBS = {
     "simulate": "Time the order of a timetable again, also under another profile.",
     "draw": "Timetables as text, SVG or PNG.",
     "emit": "A timetable in the format of another tool.",
+    "read": "Another tool's schedule as a timetable.",
     "profile": "Measure a profile or look at one.",
     "schema": "The JSON schema of a file kind.",
 }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zbsolve.profile import Profile
     from zbsolve.timetable import Timetable, Violation
 
-__all__ = ["BrokenFile", "read_claimed", "read_profile", "read_sound", "read_timetable", "titles"]
+__all__ = ["BrokenFile", "content", "read_claimed", "read_profile", "read_sound", "read_timetable", "titles"]
 
 STDIN, STDIN_NAME = "-", "standard input"
 
@@ -40,7 +40,7 @@ class BrokenFile(InvalidTimetable):
         return "\n".join(lines)
 
 
-def _content(path: str) -> tuple[bytes, str]:
+def content(path: str) -> tuple[bytes, str]:
     """The bytes of a file and what messages call it."""
     from zbsolve.files import read_regular
 
@@ -57,14 +57,14 @@ def read_profile(path: str) -> Profile:
     """Read a profile."""
     from zbsolve.files import read_profile_bytes
 
-    return read_profile_bytes(*_content(path))
+    return read_profile_bytes(*content(path))
 
 
 def read_timetable(path: str) -> Timetable:
     """Read a timetable."""
     from zbsolve.files import read_timetable_bytes
 
-    return read_timetable_bytes(*_content(path))
+    return read_timetable_bytes(*content(path))
 
 
 def read_sound(path: str) -> Timetable:
@@ -87,7 +87,7 @@ def read_claimed(path: str) -> tuple[Timetable, SolverRecord | None]:
     """Read a timetable with what its solver claims of it."""
     from zbsolve.files import read_record_bytes, read_timetable_bytes
 
-    data, name = _content(path)
+    data, name = content(path)
     return read_timetable_bytes(data, name), read_record_bytes(data, name)
 
 

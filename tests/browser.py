@@ -13,6 +13,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +23,15 @@ from typing import Any
 __all__ = ["Browser", "Page", "find_browser", "open_browser"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+LAUNCHER = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for end, wanted in zip(ends, (3, 4)):
+    os.dup2(end, wanted)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Puts the pipes where the browser expects them, whatever their numbers are, and becomes the browser."""
 
 PATIENCE_S = 120.0
 """A machine may be slow; only a browser that hangs takes this long."""
@@ -38,14 +48,12 @@ class Browser:
     def __init__(self, executable: str, profile: str) -> None:
         to_browser, self._send = os.pipe()
         self._receive, from_browser = os.pipe()
-        # the shell puts the pipes where the browser expects them
-        line = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
         options = ["--headless=new", "--remote-debugging-pipe", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
         options += ["--disable-extensions", "--disable-background-networking", f"--user-data-dir={profile}"]
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             options.append("--no-sandbox")  # which root cannot have
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", line, executable, *options, "about:blank"],
+            [sys.executable, "-c", LAUNCHER, str(to_browser), str(from_browser), executable, *options, "about:blank"],
             pass_fds=(to_browser, from_browser),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

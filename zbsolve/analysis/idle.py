@@ -113,7 +113,7 @@ def by_cause(pieces: Sequence[Idle], rank: int | None = None) -> dict[Cause, int
 
 
 def place_that_fits(network: Network, node: int, earliest: int) -> int:
-    """The first place of a node's row, from `earliest` on, at which the row would keep the limit with the node there."""
+    """The first place of a node's row, from `earliest` on, where the row with the node there keeps the limit."""
     rank = network.rank(node)
     at = network.rows[rank].tolist().index(node)
     room = _Room(network, rank)

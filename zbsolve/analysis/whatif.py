@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zbsolve.analysis.critical import CriticalPath
 from zbsolve.analysis.network import Network
@@ -219,7 +219,8 @@ def _heaviest(network: Network, path: CriticalPath) -> int | None:
 def _lighter_stage(problem: Problem, stage: int) -> Problem:
     def lighter(cost: StageCost) -> StageCost:
         times = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns")
-        return replace(cost, **{name: int(getattr(cost, name) * LIGHTER) for name in times})
+        less: dict[str, Any] = {name: int(getattr(cost, name) * LIGHTER) for name in times}
+        return replace(cost, **less)
 
     profile = problem.profile
     stages = tuple(lighter(cost) if s == stage else cost for s, cost in enumerate(profile.stages))

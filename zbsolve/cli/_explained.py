@@ -115,7 +115,7 @@ def explanation_tables(told: Explanation, *, most_ranks: int) -> Iterator[Render
 def _summary(told: Explanation) -> list[tuple[str, str]]:
     network, proof = told.network, told.proof
     problem = network.timetable.problem
-    rows = [(problem.objective, f"{format_ns(network.value_ns)} ({network.value_ns} ns)")]
+    rows: list[tuple[str, str]] = [(problem.objective, f"{format_ns(network.value_ns)} ({network.value_ns} ns)")]
     if proof.bound is None:
         rows.append(("bound", f"none: {proof.meaning}"))
     else:

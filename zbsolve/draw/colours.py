@@ -3,7 +3,8 @@
 Blue, orange, green and vermilion stay apart in normal sight and under protanopia, deuteranopia and
 tritanopia (CIE76 distance of at least 20 after Machado's simulation), and their lightness descends
 W, B, BW, F, so a grey print keeps them apart too. Every label stands on its box with a contrast of
-at least 4.5 : 1 (WCAG AA). On a dark page the boxes are lighter and all their labels dark. Colour is never the only cue: boxes carry letters, idle time is hatched.
+at least 4.5 : 1 (WCAG AA); on a dark page boxes are lighter and all their labels dark. Colour is
+never the only cue: boxes carry letters, idle time is hatched.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ STATIC = "#5D6B80"
 LIMIT = "#A50F2D"
 
 CAUSE = {
-    Cause.DATA: ("#8FA3B8", "#5E7186"),
+    Cause.DATA: ("#8FA3B8", "#6C8097"),
     Cause.LINK: ("#2A9D8F", "#3DBFAF"),
-    Cause.MEMORY: ("#B3123B", "#F0527A"),
-    Cause.ORDER: ("#7B4FB5", "#B08AE6"),
+    Cause.MEMORY: ("#B3123B", "#F2506E"),
+    Cause.ORDER: ("#7B4FB5", "#B79BFF"),
     Cause.LATE: ("#9A7400", "#D9B23A"),
     Cause.PACE: ("#C3CCD6", "#3A4654"),
     Cause.DONE: ("#DCE2E8", "#2B3541"),

@@ -66,7 +66,9 @@ def _digest(text: str) -> str:
 
 def _cause_styles() -> str:
     light = "".join(f".cause-{cause.value}{{--cause:{day}}}" for cause, (day, _) in colours.CAUSE.items())
-    dark = "".join(f':root[data-theme="dark"] .cause-{c.value}{{--cause:{night}}}' for c, (_, night) in colours.CAUSE.items())
+    dark = "".join(
+        f':root[data-theme="dark"] .cause-{c.value}{{--cause:{night}}}' for c, (_, night) in colours.CAUSE.items()
+    )
     return f"{light}\n@media screen{{{dark}}}\n"
 
 
@@ -138,7 +140,10 @@ def _timeline(number: int, shown: Section) -> str:
     told = shown.told
     problem = told.network.timetable.problem
     proof = told.proof
-    chips = [f"{problem.objective} <b>{format_ns(_value(shown))}</b>", f"bubble <b>{100 * told.metrics.bubble:.2f} %</b>"]
+    chips = [
+        f"{problem.objective} <b>{format_ns(_value(shown))}</b>",
+        f"bubble <b>{100 * told.metrics.bubble:.2f} %</b>",
+    ]
     if proof.gap is not None and shown.fits:
         optimal = proof.bound is not None and proof.bound.value_ns == _value(shown)
         chips.append('<b class="optimal">proven optimal</b>' if optimal else f"gap <b>{100 * proof.gap:.2f} %</b>")
@@ -170,7 +175,11 @@ def _proof(shown: Section) -> str:
         return f"<p>{escape(proof.meaning)}.</p>"
     bound = proof.bound
     objective = shown.told.network.timetable.problem.objective
-    source = "as its solver recorded; <code>zbsolve check --bound</code> proves it anew" if proof.recorded else "proven for this page"
+    source = (
+        "as its solver recorded; <code>zbsolve check --bound</code> proves it anew"
+        if proof.recorded
+        else "proven for this page"
+    )
     if not shown.fits:
         verdict = "It does not keep the memory limit, for which the bound holds."
     elif bound.value_ns == value:
@@ -216,7 +225,8 @@ def _causes(ranks: int, shown: Section) -> str:
         if isinstance(cause, Cause)
     )
     return (
-        f'<table class="ranks"><tbody>{"".join(lines)}</tbody></table><div class="scroll"><table class="causes"><tbody>{legend}'
+        f'<table class="ranks"><tbody>{"".join(lines)}</tbody></table>'
+        f'<div class="scroll"><table class="causes"><tbody>{legend}'
         f'<tr class="sum"><th scope="row">all</th><td>{format_ns(total)}</td><td></td><td>over all ranks</td></tr>'
         "</tbody></table></div>"
     )
@@ -230,7 +240,7 @@ def _path(shown: Section) -> str:
     rest = len(told.path_text) - len(lines)
     more = f"<li>... and {counted(rest, 'more stretch')}</li>" if rest else ""
     return (
-        f'<p>{counted(len(told.path.steps), "operation")}, {format_ns(told.path.length_ns)}{over}{wraps}.</p>'
+        f"<p>{counted(len(told.path.steps), 'operation')}, {format_ns(told.path.length_ns)}{over}{wraps}.</p>"
         f'<ol class="path">{"".join(f"<li>{escape(line)}</li>" for line in lines)}{more}</ol>'
     )
 

@@ -7,7 +7,6 @@ import click
 from zbsolve.cli import _inputs
 from zbsolve.cli._explained import explanation_fields, explanation_tables
 from zbsolve.cli._figures import MOST_RANKS_LISTED
-from zbsolve.cli._interrupts import no_interruption, one_interruption
 from zbsolve.cli._output import Output, talk_options
 from zbsolve.cli._problem import seconds_option
 
@@ -50,8 +49,8 @@ def explain(
 
     Idle time by cause, warm-up, steady state and cool-down of each rank, the critical path, the
     largest bubbles, the bound that holds it back, and, by solving again, what one more microbatch of
-    memory, faster links or a lighter stage would gain. The timetable is judged first: exit code 1
-    where it breaks a rule.
+    memory, faster links or a lighter stage would gain; Ctrl-C ends the search at hand, and the next
+    begins. The timetable is judged first: exit code 1 where it breaks a rule.
     """
     from zbsolve.analysis.explain import explain as explained
     from zbsolve.analysis.whatif import Effort
@@ -65,16 +64,10 @@ def explain(
             begun.add(change)
             out.say(f"solving: {change}")
 
-    with one_interruption():
-        told = explained(
-            given,
-            recorded=bound,
-            most_bubbles=bubbles,
-            what_if=effort,
-            on_progress=lambda change, _: tell(change),
-        )
-        with no_interruption():
-            if out.as_json:
-                out.data(explanation_fields(told))
-            else:
-                out.show(*explanation_tables(told, most_ranks=MOST_RANKS_LISTED))
+    told = explained(
+        given, recorded=bound, most_bubbles=bubbles, what_if=effort, on_progress=lambda change, _: tell(change)
+    )
+    if out.as_json:
+        out.data(explanation_fields(told))
+    else:
+        out.show(*explanation_tables(told, most_ranks=MOST_RANKS_LISTED))

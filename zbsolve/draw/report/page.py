@@ -97,8 +97,9 @@ def _limit(shown: Section) -> str:
 
 def _comparison(sections: Sequence[Section]) -> str:
     heads = ("timetable", "period", "makespan", "bubble", "peak memory", "limit", "fits", "lower bound", "gap")
-    best = min((_value(s) for s in sections), default=0)
-    alike = len({s.told.network.timetable.problem.digest for s in sections}) == 1 and len(sections) > 1
+    best = min(_value(s) for s in sections)
+    alike = len({s.told.network.timetable.problem.digest for s in sections}) == 1
+    told_apart = alike and best < max(_value(s) for s in sections)
     lines = []
     for number, shown in enumerate(sections):
         figures, proof = shown.told.metrics, shown.told.proof
@@ -120,7 +121,7 @@ def _comparison(sections: Sequence[Section]) -> str:
                 )
             ),
         ]
-        mark = ' class="best"' if alike and _value(shown) == best else ""
+        mark = ' class="best"' if told_apart and _value(shown) == best else ""
         lines.append(f"<tr{mark}>{''.join(cells)}</tr>")
     formulas = dict.fromkeys(s.told.metrics.bubble_formula for s in sections)
     notes = [*(f"bubble = {formula}" for formula in formulas), "gap = value / bound - 1"]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zbsolve.disk import ensure_writable, write_atomic
+from zbsolve.errors import ProblemError
 from zbsolve.interop.refuse import refuse_other_operations, refuse_replicas
 from zbsolve.interop.torch.cells import LETTERS
 from zbsolve.interop.torch.comms import comms_rows
@@ -91,7 +92,7 @@ def numbered_by_loss(problem: Problem, order: Order) -> tuple[Order, tuple[int, 
     """The order with microbatches numbered as the last stage runs its forwards, and the number each had before.
 
     torch hands the n-th loss it computes to microbatch n, whatever the CSV says, so any other numbering
-    gives wrong gradients. Here the microbatches cost the same, so another number for each changes nothing else.
+    gives wrong gradients. Whoever feeds the batch puts its microbatches into that sequence; `microbatch_in_timetable` beside the CSV tells it.
     """
     last = problem.placement.stages - 1
     forwards = [op for row in order.rows for op in row if op.kind is Kind.FORWARD and op.stage == last]

@@ -92,7 +92,8 @@ def numbered_by_loss(problem: Problem, order: Order) -> tuple[Order, tuple[int, 
     """The order with microbatches numbered as the last stage runs its forwards, and the number each had before.
 
     torch hands the n-th loss it computes to microbatch n, whatever the CSV says, so any other numbering
-    gives wrong gradients. Whoever feeds the batch puts its microbatches into that sequence; `microbatch_in_timetable` beside the CSV tells it.
+    gives wrong gradients. Where microbatches differ, whoever feeds the batch puts them into that sequence:
+    `microbatch_in_timetable` beside the CSV tells it.
     """
     last = problem.placement.stages - 1
     forwards = [op for row in order.rows for op in row if op.kind is Kind.FORWARD and op.stage == last]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
@@ -55,6 +55,13 @@ class Timetable:
     def order(self) -> Order:
         """The rows without their times."""
         return Order(tuple(tuple(timed.op for timed in row) for row in self.rows))
+
+    def without_ends(self) -> Timetable:
+        """The same without reductions of gradients and optimizers, for what runs them by itself."""
+        if not self.problem.has_ends:
+            return self
+        rows = tuple(tuple(timed for timed in row if timed.op.microbatch is not None) for row in self.rows)
+        return Timetable(problem=replace(self.problem, ends=False), rows=rows)
 
     def rank(self, rank: int) -> tuple[TimedOp, ...]:
         """The row of one rank."""

@@ -363,7 +363,7 @@ def test_emit_torch_csv(timetable, tmp_path):
     assert len(told["files"]) == 2
     assert json.loads((tmp_path / told["files"][1]).read_text())
     assert call_json("emit", timetable, "--to", "torch-csv")["rows"][0][0] == "0F0"
-    assert "torch-csv" in error_of(call("emit", timetable, "--to", "perfetto", code=2))
+    assert "torch-csv" in error_of(call("emit", timetable, "--to", "nothing", code=2))
 
 
 def test_profile_show(profile):
@@ -526,7 +526,7 @@ def test_options_that_make_no_sense_are_one_message(tmp_path, options, words):
 
 
 def test_messages_of_click_are_laid_out_in_one_line(profile, timetable):
-    assert "Choose from: torch-csv. See `" in error_of(call("emit", timetable, code=2))
+    assert "Choose from: torch-csv, torch-csv-comms, " in error_of(call("emit", timetable, code=2))
     assert "Choose from: profile, timetable. See `" in error_of(call("schema", code=2))
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zbsolve.problem import Limit, Objective, Problem
     from zbsolve.profile import Profile
 
-__all__ = ["Asked", "Search", "memory_option", "problem_options", "search_options", "with_memory"]
+__all__ = ["Asked", "Search", "memory_option", "problem_options", "search_options", "seconds_option", "with_memory"]
 
 UNLIMITED = "unlimited"
 
@@ -198,6 +198,13 @@ def _ratio(ctx: click.Context, option: click.Parameter, value: float) -> float:
     return value
 
 
+def seconds_option(name: str, *, default: float, what: str) -> Callable[[Verb], Verb]:
+    """Give a verb a time limit in seconds."""
+    return click.option(
+        name, type=float, default=default, show_default=True, callback=_seconds, metavar="SECONDS", help=what
+    )
+
+
 def memory_option(default: str) -> Callable[[Verb], Verb]:
     """Give a verb `--memory`; `default` says what holds without it."""
     return click.option("--memory", metavar="LIMIT", help=f"Limit per rank: {MEMORY_FORMS}. Default: {default}.")
@@ -281,15 +288,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
 def search_options(verb: Verb) -> Verb:
     """Give a verb the options of a search; it receives them as `search`, a `Search`."""
 
-    @click.option(
-        "--time-limit",
-        type=float,
-        default=60.0,
-        show_default=True,
-        callback=_seconds,
-        metavar="SECONDS",
-        help="Stop then.",
-    )
+    @seconds_option("--time-limit", default=60.0, what="Stop then.")
     @click.option("--work-limit", type=click.IntRange(min=1), metavar="STEPS", help="Stop after so many search steps.")
     @click.option(
         "--gap",

@@ -15,6 +15,7 @@ from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.kernels import Arrays, fits, makespan, period, sequence_of
+from zbsolve.solver.network import with_early_reductions
 from zbsolve.timetable import Order
 
 __all__ = ["fuse"]
@@ -164,5 +165,5 @@ class _Trial:
                     continue
                 op = graph.op(node)
                 ops.append(Op(Kind.BACKWARD, op.stage, op.microbatch) if node in self.fused else op)
-            rows.append(tuple(ops))
+            rows.append(with_early_reductions(ops))
         return Order(tuple(rows))

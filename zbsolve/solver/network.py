@@ -27,7 +27,16 @@ from zbsolve.problem import Problem
 from zbsolve.timetable import Order
 from zbsolve.units import MAX_AMOUNT
 
-__all__ = ["Row", "Table", "build_network", "end_nodes", "nodes_of", "order_of", "sequence_of"]
+__all__ = [
+    "Row",
+    "Table",
+    "build_network",
+    "end_nodes",
+    "nodes_of",
+    "order_of",
+    "sequence_of",
+    "with_early_reductions",
+]
 
 Int64 = NDArray[np.int64]
 
@@ -291,6 +300,12 @@ def order_of(problem: Problem, sequence: Sequence[int], fused: Sequence[int]) ->
         kind = Kind.BACKWARD if fused[node] else kinds[part]
         rows[routes[route_of[microbatch]][stage]].append(Op(kind, stage, microbatch))
     return Order(tuple(_with_reductions(row, stages) for row, stages in zip(rows, reductions, strict=True)))
+
+
+def with_early_reductions(row: Sequence[Op]) -> tuple[Op, ...]:
+    """A row with its reductions as far ahead as they may stand, in their sequence; never slower."""
+    stages = [op.stage for op in row if op.kind is Kind.REDUCE_GRADIENT]
+    return _with_reductions([op for op in row if op.kind is not Kind.REDUCE_GRADIENT], stages)
 
 
 def _with_reductions(row: list[Op], stages: list[int]) -> tuple[Op, ...]:

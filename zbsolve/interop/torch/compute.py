@@ -202,7 +202,7 @@ def _about(
         "emitted_period_ns": run.period_ns,
         "emitted_makespan_ns": run.makespan_ns,
         "microbatch_in_timetable": list(before),
-        "left_out": left_out,
+        **({"left_out": left_out} if left_out else {}),
         "digest": problem.digest,
         "torch": {
             "class": "torch.distributed.pipelining.schedules._PipelineScheduleRuntime",

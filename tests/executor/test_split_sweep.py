@@ -94,9 +94,7 @@ def convolution(draw: Draw) -> Case:
         "padding": each(0, 2),
     }
     if transposed:
-        options["output_padding"] = tuple(
-            draw.randrange(max(s, d)) for s, d in zip(stride, dilation, strict=True)
-        )
+        options["output_padding"] = tuple(draw.randrange(max(s, d)) for s, d in zip(stride, dilation, strict=True))
     else:
         options["padding_mode"] = draw.choice(["zeros"] * 3 + ["circular", "reflect", "replicate"])
         if draw.random() < 0.2:

@@ -134,7 +134,6 @@ def training_program(
     boundaries: Mapping[int, Boundary],
     mail: Mail,
     mark: Mark,
-    device: torch.device,
     after_last_weight: Callable[[int], Call | None],
 ) -> Program:
     """Make the functions of a training step.
@@ -159,8 +158,6 @@ def training_program(
         The rank's messages.
     mark
         Gives the time now.
-    device
-        Of the rank.
     after_last_weight
         What to do once the gradients of a stage are complete, if anything.
     """
@@ -187,7 +184,7 @@ def training_program(
         run = stage.backward_input if op.kind is Kind.BACKWARD_INPUT else stage.backward
         ahead = None if out is None else boundaries[out]
         behind = None if into is None else boundaries[into]
-        return _backward(desk, at, mark, run, key, into, out, behind=behind, ahead=ahead, device=device)
+        return _backward(desk, at, mark, run, key, into, out, behind=behind, ahead=ahead)
 
     waiting_for_sends: list[tuple[Action, Call]] = []
     for number, action in enumerate((*(row[i] for i in (*first, *rest)), None)):
@@ -342,7 +339,6 @@ def _backward(
     *,
     behind: Boundary | None,
     ahead: Boundary | None,
-    device: torch.device,
 ) -> Call:
     letters, marks = desk.mail, desk.marks
     of_the_loss = (None,)
@@ -357,7 +353,7 @@ def _backward(
         found = run(key, gradients)
         marks[at + 1] = mark()
         if ahead is not None:
-            letters[out] = ahead.returning(found, device)  # type: ignore[index]
+            letters[out] = ahead.returning(found)  # type: ignore[index]
 
     return backward
 

@@ -15,6 +15,7 @@ from zbsolve.executor.boundary import Boundary, described
 from zbsolve.executor.clock import Clock, clock_of
 from zbsolve.executor.optimizer import PostValidatedOptimizer, Validation
 from zbsolve.executor.program import Call, Program, StageWork, evaluation_program, training_program
+from zbsolve.executor.split import SharedByStages, SplitStage
 from zbsolve.executor.story import waiting_for
 from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped
 from zbsolve.executor.updating import WarmUp
@@ -86,6 +87,10 @@ class Rank:
         self.number = endpoint.rank
         self.endpoint = endpoint
         self.stages = dict(stages)
+        self._shared = SharedByStages({number: work.module for number, work in stages.items()})
+        for number, work in stages.items():
+            if isinstance(work, SplitStage):
+                work.share = self._shared.of(number)
         self.device = device
         self.clock: Clock = clock_of(device)
         self.optimizer: PostValidatedOptimizer | None = None
@@ -120,7 +125,6 @@ class Rank:
             boundaries=boundaries,
             mail=mail,
             mark=self.clock.mark,
-            device=device,
             after_last_weight=self._after_last_weight,
         )
         eval_boundaries = boundaries_of(forwards, self.number)

@@ -85,11 +85,9 @@ class LinearSplit(torch.autograd.Function):
             x, weight = ctx.saved_tensors
             if dtype is not None:
                 weight = weight.to(dtype)
-            if x.stride() == (1, rows.shape[0]):
-                # x is the transpose of something contiguous, so make its gradient one too
-                dx = weight.t().mm(rows.t()).t()
-            else:
-                dx = rows.mm(weight)
+            # where x is the transpose of something contiguous, its gradient is made one too
+            turned = x.stride() == (1, rows.shape[0])
+            dx = weight.t().mm(rows.t()).t() if turned else rows.mm(weight)
             if len(shape) != 2:
                 dx = dx.reshape(shape)
         else:

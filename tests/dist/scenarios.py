@@ -117,6 +117,49 @@ class Passes(nn.Module):
         return self.linear(x) + original, original
 
 
+class Two(nn.Module):
+    """Gives two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, *x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.first(x[0]), self.second(x[-1])
+
+
+class Chooses(nn.Module):
+    """Uses its second input when that is large in the first place, if it may."""
+
+    def __init__(self, *, ever: bool) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 4)
+        self.ever = ever
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.last(x + y if self.ever and y[0, 0] > 0 else x)
+
+
+def unused(rank: int, directory: Path) -> None:
+    """Outputs that are never used, or by some microbatches only, get no gradient from those that do not."""
+    for ever in (False, True):
+        torch.manual_seed(0)
+        stages = [Two(), Two(), Two(), Chooses(ever=ever)]
+        data = pipes.batch(4)
+        for seed in range(2):
+            table = pipes.timetable(PLACEMENTS["linear"], 4, seed=seed)
+            reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 4)
+            with Pipeline(table, {rank: stages[rank]}, pipes.square_loss) as pipe:
+                for _ in range(2):
+                    pipe.zero_grad()
+                    pipe.step(*data)
+                    for key, (gradient,) in pipes.gradients(pipe).items():
+                        assert (gradient is None) == (key not in reference), key
+                        assert gradient is None or torch.equal(gradient, reference[key]), key
+                    boundary = next(iter(pipe.ranks[0]._boundaries.values()))
+                    print(ever, seed, boundary.complete, flush=True)
+
+
 def tensors(rank: int, directory: Path) -> None:
     """Several tensors of several types, changing between evaluations, and tensors that are only passed on."""
     table = pipes.timetable(PLACEMENTS["linear"], 4, seed=1)

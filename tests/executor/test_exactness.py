@@ -82,9 +82,7 @@ def both(name: str, placement: Placement, stages: list[nn.Module], shape: tuple[
     mine = copy.deepcopy(stages)
     data, target = torch.randn(2, 2 * MICROBATCHES, *shape)
     for x, y in zip(data.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True):
-        for stage in stages:
-            x = stage(x)
-        (pipes.square_loss(x, y) / MICROBATCHES).backward()
+        (pipes.square_loss(nn.Sequential(*stages)(x), y) / MICROBATCHES).backward()
     Pipeline(table, mine, pipes.square_loss).step(data, target)
     for number, (plain, split) in enumerate(zip(stages, mine, strict=True)):
         for (what, p), q in zip(plain.named_parameters(), split.parameters(), strict=True):

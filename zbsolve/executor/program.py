@@ -20,6 +20,7 @@ import torch
 
 from zbsolve.errors import RunError
 from zbsolve.executor.boundary import Boundary
+from zbsolve.executor.cutoff import stops, warn_if_cut_off, warn_of_stop
 from zbsolve.executor.transports.protocol import Mail, Tensors
 from zbsolve.lowering import Action, Do, Lowered
 from zbsolve.ops import Kind, Op
@@ -65,6 +66,8 @@ class Desk:
         By microbatch, where this rank has stage 0 and the last stage.
     losses
         By microbatch, detached, as the loss function gave them.
+    input_gradients
+        By microbatch, what stage 0 found for its inputs, where those want a gradient.
     marks
         Start and end of every operation, by its place among the computes of the row.
     passing
@@ -79,6 +82,7 @@ class Desk:
     inputs: list[Any]
     targets: list[Any]
     losses: list[Any]
+    input_gradients: list[Any]
     marks: list[Any]
     passing: list[Any]
     divisor: int = 1
@@ -105,7 +109,7 @@ class Program:
     actions: list[Action] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     cut: int = 0
-    desk: Desk = field(default_factory=lambda: Desk([], [], [], [], [], []))
+    desk: Desk = field(default_factory=lambda: Desk([], [], [], [], [], [], []))
 
 
 def empty_desk(lowered: Lowered, rank: int, microbatches: int) -> Desk:
@@ -116,6 +120,7 @@ def empty_desk(lowered: Lowered, rank: int, microbatches: int) -> Desk:
         inputs=[None] * microbatches,
         targets=[None] * microbatches,
         losses=[None] * microbatches,
+        input_gradients=[None] * microbatches,
         marks=[None] * (2 * computes),
         passing=[None] * (3 * len(lowered.messages)),
     )
@@ -178,13 +183,13 @@ def training_program(
             finish = _loss(desk, key, loss_fn) if op.stage == last_stage else None
             split = (op.stage, key) not in fused
             behind = None if out is None else boundaries[out]
-            return _forward(desk, at, mark, stage, key, into, out, split=split, finish=finish, behind=behind)
+            return _forward(desk, at, mark, op.stage, stage, key, into, out, split=split, finish=finish, behind=behind)
         if op.kind is Kind.BACKWARD_WEIGHT:
             return _backward_weight(desk, at, mark, stage, key)
         run = stage.backward_input if op.kind is Kind.BACKWARD_INPUT else stage.backward
         ahead = None if out is None else boundaries[out]
         behind = None if into is None else boundaries[into]
-        return _backward(desk, at, mark, run, key, into, out, behind=behind, ahead=ahead)
+        return _backward(desk, at, mark, op.stage, run, key, into, out, behind=behind, ahead=ahead)
 
     waiting_for_sends: list[tuple[Action, Call]] = []
     for number, action in enumerate((*(row[i] for i in (*first, *rest)), None)):
@@ -302,6 +307,7 @@ def _forward(
     desk: Desk,
     at: int,
     mark: Mark,
+    number: int,
     stage: StageWork,
     key: int,
     into: int | None,
@@ -322,6 +328,8 @@ def _forward(
         outputs = run(key, *inputs, split=split, finish=finish)
         marks[at + 1] = mark()
         if behind is not None:
+            if behind.specs is None:
+                warn_if_cut_off(number, stage.module, inputs, outputs)
             behind.check(outputs, key)
             letters[out] = outputs  # type: ignore[index]
 
@@ -332,6 +340,7 @@ def _backward(
     desk: Desk,
     at: int,
     mark: Mark,
+    number: int,
     run: Callable[[int, Sequence[Any]], tuple[Any, ...]],
     key: int,
     into: int | None,
@@ -340,8 +349,9 @@ def _backward(
     behind: Boundary | None,
     ahead: Boundary | None,
 ) -> Call:
-    letters, marks = desk.mail, desk.marks
+    letters, marks, told = desk.mail, desk.marks, desk.input_gradients
     of_the_loss = (None,)
+    warned = False
 
     def backward() -> None:
         if behind is None:
@@ -352,8 +362,15 @@ def _backward(
         marks[at] = mark()
         found = run(key, gradients)
         marks[at + 1] = mark()
-        if ahead is not None:
-            letters[out] = ahead.returning(found)  # type: ignore[index]
+        if ahead is None:
+            told[key] = found
+            return
+        returning = ahead.returning(found)
+        letters[out] = returning  # type: ignore[index]
+        nonlocal warned
+        if returning and returning[0] is None and not warned and stops(returning, gradients, of_the_loss):
+            warned = True
+            warn_of_stop(number)
 
     return backward
 
@@ -412,6 +429,11 @@ def _loss(desk: Desk, key: int, loss_fn: Callable[..., torch.Tensor]) -> Callabl
             raise RunError(f"the loss function must return one number, got {got}")
         if loss.dim():
             loss = loss.reshape(())
+        if not loss.requires_grad:
+            raise RunError(
+                "the loss has no gradient, so nothing would learn: is the output or the loss detached, turned into a "
+                "plain number, computed under no_grad, or is every parameter frozen?"
+            )
         desk.losses[key] = loss.detach()
         if desk.divisor != 1:
             loss = loss / desk.divisor

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from zbsolve.errors import RunError
+from zbsolve.executor.batch import give_back
 from zbsolve.executor.boundary import Boundary, described
 from zbsolve.executor.clock import Clock, clock_of
 from zbsolve.executor.optimizer import PostValidatedOptimizer, Validation
@@ -171,6 +172,8 @@ class Rank:
             self._run(self.training)
         else:
             self._run_and_validate(optimizer)
+        if self.has_first:
+            self._guarded(partial(give_back, desk.inputs, desk.input_gradients), "at the gradient of the batch")
         for around in self.around:
             self._guarded(around.end, "at the sum over replicas")
         if optimizer is not None and update:
@@ -178,7 +181,8 @@ class Rank:
         losses = desk.losses.copy()
         self.history.append((self.steps, desk.marks.copy(), desk.passing.copy()))
         self.steps += 1
-        desk.inputs[:] = desk.targets[:] = desk.losses[:] = [None] * self._microbatches
+        for places in (desk.inputs, desk.targets, desk.losses, desk.input_gradients):
+            places[:] = [None] * self._microbatches
         return losses
 
     def _run_and_validate(self, optimizer: PostValidatedOptimizer) -> None:
@@ -300,7 +304,7 @@ class Rank:
         self._where = "between steps"
         for program in (self.training, self.evaluation):
             desk = program.desk
-            for places in (desk.mail, desk.inputs, desk.targets, desk.losses):
+            for places in (desk.mail, desk.inputs, desk.targets, desk.losses, desk.input_gradients):
                 places[:] = [None] * len(places)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from zbsolve.errors import InvalidInput
 from zbsolve.executor.transports.protocol import Endpoint
 
 __all__ = ["ReplicaSum"]
@@ -87,5 +88,11 @@ class ReplicaSum:
 
 def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """One for each parameter, zeros where there is none, and last which there are."""
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise InvalidInput(
+                f"a gradient of shape {tuple(parameter.shape)} is sparse, which replicas cannot sum: build its "
+                "embedding with sparse=False"
+            )
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     return [*found, torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)]

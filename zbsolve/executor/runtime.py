@@ -232,7 +232,7 @@ class Pipeline:
         ----------
         batch
             Tensor or tuple of tensors for stage 0, cut along the first dimension into microbatches.
-            Ranks without stage 0 need none.
+            Ranks without stage 0 need none. Where one wants a gradient itself, it ends in its ``.grad``.
         target
             The same for the loss function; ranks without the last stage need none.
 
@@ -382,7 +382,7 @@ class Pipeline:
         if rank.has_first:
             if batch is None:
                 raise InvalidInput(f"rank {rank.number} holds stage 0, so it needs the batch")
-            inputs = cut_batch(batch, count, rank.device, "the batch")
+            inputs = cut_batch(batch, count, rank.device, "the batch", wants=training)
         if rank.has_last and training:
             if target is None:
                 raise InvalidInput(f"rank {rank.number} holds the last stage, so it needs the target")

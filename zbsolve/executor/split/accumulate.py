@@ -38,8 +38,12 @@ def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, *, hooked: bool 
         return
     sofar = parameter.grad
     if sofar is not None:
-        sofar.add_(gradient)
-    elif gradient.stride() == parameter.stride() or lies_alike(gradient, parameter):
+        if sofar.is_sparse and not gradient.is_sparse:
+            # nothing dense fits into what is sparse
+            parameter.grad = gradient + sofar
+        else:
+            sofar.add_(gradient)
+    elif gradient.is_sparse or gradient.stride() == parameter.stride() or lies_alike(gradient, parameter):
         parameter.grad = gradient
     else:
         # optimizers rely on a gradient that lies in memory as its parameter does

@@ -222,7 +222,9 @@ class _CudaMail(_Mail):
                 if tensor is not None:
                     tensor.record_stream(stream)
             return tuple(
-                t if t is None or t.device == device else t.to(device, non_blocking=True).detach().requires_grad_(t.requires_grad)
+                t
+                if t is None or t.device == device
+                else t.to(device, non_blocking=True).detach().requires_grad_(t.requires_grad)
                 for t in tensors
             )
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.executor import pipes
 from tests.executor.test_pipeline import Several, adam
+from zbsolve.check import check
 from zbsolve.executor.gradients import plain_gradients
 from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.transports import Distributed
@@ -60,6 +61,7 @@ def equality(rank: int, directory: Path) -> None:
                     torch.testing.assert_close(output, expected[:rows])
             trace = pipe.trace()
             assert trace.order == table.order
+            check(table.problem, trace)
             assert len(trace.steps) == 2
             assert trace.clock_error_ns > 0
         print(name, "done", flush=True)

@@ -12,9 +12,13 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.executor import pipes
 from zbsolve.catalog import baseline
+from zbsolve.check import check
 from zbsolve.executor.runtime import Pipeline
+from zbsolve.executor.split import SplitStage
+from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.simulate import simulate
+from zbsolve.timetable import Order
 
 torch.set_num_threads(1)
 
@@ -117,3 +121,36 @@ def test_weights_of_two_stages(make, name, placement):
         for one, other in zip(first.modules(), last.modules(), strict=True):
             other._parameters.update(one._parameters)
     both(name, placement, stages, (3, WIDTH))
+
+
+def test_a_backward_in_two_neighbouring_halves_runs_as_one_where_nobody_waits_for_the_first():
+    ran = []
+
+    class Tells(SplitStage):
+        def backward_input(self, key, grad_outputs):
+            ran.append((self.name, "B"))
+            return super().backward_input(key, grad_outputs)
+
+        def backward(self, key, grad_outputs):
+            ran.append((self.name, "BW"))
+            return super().backward(key, grad_outputs)
+
+    torch.manual_seed(0)
+    stages = [block(), block()]
+    mine = copy.deepcopy(stages)
+    asked = pipes.problem(Placement.linear(2), MICROBATCHES)
+    kinds = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+    order = Order([[Op(kind, s, j) for j in range(MICROBATCHES) for kind in kinds] for s in range(2)])
+    data, target = torch.randn(2, 2 * MICROBATCHES, WIDTH)
+    for x, y in zip(data.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True):
+        (pipes.square_loss(nn.Sequential(*stages)(x), y) / MICROBATCHES).backward()
+    pipe = Pipeline(simulate(asked, order), [Tells(m, name=str(s)) for s, m in enumerate(mine)], pipes.square_loss)
+    pipe.step(data, target)
+    assert sorted(set(ran)) == [("0", "BW"), ("1", "B")]
+    for plain, split in zip(stages, mine, strict=True):
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), split.parameters(), strict=True))
+    trace = pipe.trace()
+    check(asked, trace)
+    weights = [t for t in trace.steps[0][0] if t.op.kind is Kind.BACKWARD_WEIGHT]
+    assert [t.end_ns - t.start_ns for t in weights] == [0] * MICROBATCHES
+    assert trace.profile().stages[0].backward_ns > 0

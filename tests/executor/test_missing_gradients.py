@@ -150,7 +150,7 @@ def test_a_frozen_first_stage_is_nothing_to_tell(table):
 @pytest.mark.parametrize(
     "options",
     [{"sparse": True}, {"max_norm": 0.5}, {"sparse": True, "max_norm": 0.5}],
-    ids=lambda options: " ".join(options),
+    ids=" ".join,
 )
 def test_sparse_and_renormalised_embeddings(table, options):
     torch.manual_seed(3)

@@ -68,7 +68,7 @@ def measured(problem: Problem, rng: random.Random, steps: int = 2) -> Trace:
                         sent + offset[message.sender],
                         free[rank] + offset[rank],
                         taken + offset[rank],
-                    )  # fmt: skip
+                    )
                 )
             start += rng.randint(0, 3)
             end = start + rng.randint(1, 50)

@@ -57,8 +57,8 @@ def steps_in_each_other(sheets: Sequence[Sheet]) -> Iterator[Violation]:
             if first.start < last.end:
                 yield Violation(
                     "row_order",
-                    f"step {step}: {first} starts at {number(first.start)} ns, while {show(last.op)} of the step before "
-                    f"runs until {number(last.end)} ns",
+                    f"step {step}: {first} starts at {number(first.start)} ns, while {show(last.op)} of the step "
+                    f"before runs until {number(last.end)} ns",
                     (last.op, first.op),
                 )
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from zbsolve.executor.stagework import Gradients, StageWork, Tensors, fresh_leaf
 from zbsolve.executor.target import users_code
 

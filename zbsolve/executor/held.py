@@ -40,7 +40,7 @@ def held_bytes(work: StageWork, border: Border, device: torch.device) -> Held:
     work = work.watched()
     # the first B of a stage has to find out what it cannot defer, and torch what an operation is called
     for _ in range(2):
-        gc.collect()
+        gc.collect(0)
         flight = work.forward(border.leaves())
         # handed on: whoever has it now counts it
         flight.outputs, flight.loss = (), None

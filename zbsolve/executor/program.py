@@ -8,10 +8,14 @@ lies in `Desk.mail`, one place a message::
     send 9      hand mail[9] to the transport
 
 Actions that mean nothing to a transport, and hand-overs within the rank, leave no function.
+
+A B with its W right behind it, and no other operation that waits for what B finds (so on stage 0), runs as one
+plain backward: the gradients are the same, and nothing is kept for W in between. The trace shows a W of no length.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -171,6 +175,8 @@ def training_program(
     row = lowered.rows[rank]
     fused = {(a.op.stage, a.op.microbatch) for a in row if a.do is Do.COMPUTE and a.op.kind is Kind.BACKWARD}
     entering, leaving = _ends(lowered, rank)
+    joined = _joined(row, leaving)
+    whole = fused | joined
     last_weight = {
         a.op.stage: a for a in row if a.do is Do.COMPUTE and a.op.kind in (Kind.BACKWARD_WEIGHT, Kind.BACKWARD)
     }
@@ -181,12 +187,13 @@ def training_program(
         stage, key = stages[op.stage], op.microbatch
         if op.kind is Kind.FORWARD:
             finish = _loss(desk, key, loss_fn) if op.stage == last_stage else None
-            split = (op.stage, key) not in fused
+            split = (op.stage, key) not in whole
             behind = None if out is None else boundaries[out]
             return _forward(desk, at, mark, op.stage, stage, key, into, out, split=split, finish=finish, behind=behind)
+        together = (op.stage, key) in joined
         if op.kind is Kind.BACKWARD_WEIGHT:
-            return _backward_weight(desk, at, mark, stage, key)
-        run = stage.backward_input if op.kind is Kind.BACKWARD_INPUT else stage.backward
+            return _done_with_input(desk, at) if together else _backward_weight(desk, at, mark, stage, key)
+        run = stage.backward_input if op.kind is Kind.BACKWARD_INPUT and not together else stage.backward
         ahead = None if out is None else boundaries[out]
         behind = None if into is None else boundaries[into]
         return _backward(desk, at, mark, op.stage, run, key, into, out, behind=behind, ahead=ahead)
@@ -292,6 +299,18 @@ def message_call(action: Action, desk: Desk, mail: Mail, mark: Mark) -> Call | N
     return None
 
 
+def _joined(row: Sequence[Action], leaving: Mapping[Op, int]) -> set[tuple[int, int | None]]:
+    """Stage and microbatch of each B that its W follows at once, and that hands nothing on."""
+    ops = [action.op for action in row if action.do is Do.COMPUTE]
+    return {
+        (op.stage, op.microbatch)
+        for op, behind in itertools.pairwise(ops)
+        if op.kind is Kind.BACKWARD_INPUT
+        and behind == Op(Kind.BACKWARD_WEIGHT, op.stage, op.microbatch)
+        and op not in leaving
+    }
+
+
 def _ends(lowered: Lowered, rank: int) -> tuple[dict[Op, int], dict[Op, int]]:
     """The message that enters each operation of a rank, and the one that leaves it."""
     entering, leaving = {}, {}
@@ -384,6 +403,15 @@ def _backward_weight(desk: Desk, at: int, mark: Mark, stage: StageWork, key: int
         marks[at + 1] = mark()
 
     return backward_weight
+
+
+def _done_with_input(desk: Desk, at: int) -> Call:
+    marks = desk.marks
+
+    def nothing() -> None:
+        marks[at] = marks[at + 1] = marks[at - 1]
+
+    return nothing
 
 
 def _evaluate(

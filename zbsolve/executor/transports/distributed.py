@@ -19,6 +19,7 @@ import gc
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.boundary import Boundary, TensorSpec
 from zbsolve.executor.transports.health import Health
-from zbsolve.executor.transports.protocol import Endpoint, Mail, Tensors
+from zbsolve.executor.transports.protocol import OWN_TAGS, Endpoint, Mail, Tensors
 from zbsolve.lowering import Lowered, Message
 
 __all__ = ["Distributed"]
@@ -64,9 +65,7 @@ class Distributed:
         everyone: Sequence[int] | None = None,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
-            raise InvalidInput(
-                "torch.distributed is not initialized; call torch.distributed.init_process_group, or use torchrun"
-            )
+            raise InvalidInput("torch.distributed is not initialized; call torch.distributed.init_process_group first")
         self.members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         if dist.get_rank() not in self.members:
             raise InvalidInput(f"process {dist.get_rank()} is not among the pipeline's processes {self.members}")
@@ -74,12 +73,17 @@ class Distributed:
         self.rank = self.members.index(dist.get_rank())
         self._timeout = timeout
         self._groups: dict[tuple[int, int, str], Any] = {}
-        self.health = Health(self.rank, self.ranks, self.members, everyone)
+        self.health = Health(self.rank, self.members, everyone, longest_s=timeout.total_seconds())
+        self._tags = count(OWN_TAGS)
         self._endpoint = _Endpoint(self)
 
     def endpoints(self) -> Sequence[Endpoint]:
         """That of this process's rank."""
         return [self._endpoint]
+
+    def new_tag(self) -> int:
+        """A tag that nothing else on this transport has."""
+        return next(self._tags)
 
     def connect(
         self, edges: Sequence[tuple[int, int]], purpose: str, backend: str, device: torch.device | None = None
@@ -120,11 +124,17 @@ class Distributed:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def close(self) -> None:
-        """Say goodbye and close all connections."""
-        self.health.close()
-        self._endpoint.drop()
-        self._close_groups()
+    def close(self, *, quietly: bool = False) -> None:
+        """Say goodbye and close all connections; parameters and errors as of `Health.close`."""
+        try:
+            self.health.close(quietly=quietly)
+        finally:
+            self._endpoint.drop()
+            self._close_groups()
+
+    def drop(self) -> None:
+        """Say that this rank makes no more calls, and wait for nobody."""
+        self.health.drop()
 
     def _close_groups(self) -> None:
         # a connection closes when the last reference to it is gone

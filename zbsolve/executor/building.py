@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from zbsolve.errors import InvalidInput
 from zbsolve.executor.transports.distributed import Distributed
 from zbsolve.executor.transports.protocol import Transport
 from zbsolve.timetable import Timetable
@@ -31,13 +33,26 @@ def building(transport: Transport, same: Mapping[str, str]) -> Iterator[None]:
         yield
         return
     health = transport.health
-    with health.call({"kind": "making the pipeline", **same}, _Building(transport.rank, health.longest_s)):
+    health.pipelines += 1
+    with health.call({"kind": "making a pipeline"}, _Building(transport.rank, health.longest_s)):
         try:
+            _refuse_different(health.exchanged(json.dumps(dict(same))))
             yield
         except BaseException as error:
             health.report(f"making its pipeline: {type(error).__name__}: {error}")
             transport.abort()
             raise
+
+
+def _refuse_different(said: Sequence[str]) -> None:
+    """Every rank looks at what all have said, so all refuse it, before any message could meet a wrong one."""
+    everyone = [json.loads(text) for text in said]
+    for what, first in everyone[0].items():
+        for rank, mine in enumerate(everyone):
+            if mine[what] != first:
+                raise InvalidInput(
+                    f"the {what} is not the same on all ranks: {first} on rank 0, but {mine[what]} on rank {rank}"
+                )
 
 
 class _Building:
@@ -83,7 +98,7 @@ def timetable_named(timetable: Timetable, made: object) -> str:
     placement = timetable.problem.placement
     number = hashlib.sha256(repr((timetable.order, made)).encode()).hexdigest()[:8]
     shape = f"{placement.ranks} ranks, {placement.stages} stages, {timetable.problem.microbatches} microbatches"
-    return f"that of {shape}, number {number}"
+    return f"one of {shape}, number {number}"
 
 
 def settings_shown(settings: Sequence[object]) -> str:

@@ -104,8 +104,8 @@ class FiniteWatch:
             first = _finite(inputs)
             if self.mode == "raise":
                 what = "the loss" if is_loss else "the output"
-                before = "what it was given was finite" if first else "so was what it was given"
-                raise RunError(f"{what} of stage {stage} for microbatch {key} is not finite; {before}")
+                came = "though its input is" if first else "and neither is its input"
+                raise RunError(f"{what} of stage {stage} for microbatch {key} is not finite, {came}")
             self._bad[stage, key, is_loss] = first
 
         return check

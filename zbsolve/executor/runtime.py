@@ -36,7 +36,7 @@ from zbsolve.executor.solo import Solo
 from zbsolve.executor.staging import Stages, default_transport, device_of, stages_of_ranks
 from zbsolve.executor.tracing import measured_rows, rows_of_all, trace_of
 from zbsolve.executor.transports import Distributed, InProcess
-from zbsolve.executor.transports.protocol import OWN_TAGS, Transport
+from zbsolve.executor.transports.protocol import Transport
 from zbsolve.executor.updating import MakeOptimizer, chain_of, early_forwards, optimizer_of
 from zbsolve.lowering import lower, verify
 from zbsolve.solution import Solution
@@ -225,9 +225,7 @@ class Pipeline:
         self._crew: Crew | Solo = (
             Crew(self.ranks, self.transport, patience, tag)
             if isinstance(self.transport, InProcess)
-            else Solo(
-                self.ranks[0], self.transport, patience, "" if tag == OWN_TAGS else f" of pipeline {tag - OWN_TAGS}"
-            )
+            else Solo(self.ranks[0], self.transport, patience)
         )
         if transport is None and isinstance(self.transport, Distributed):
             # the end of the process has words of its own

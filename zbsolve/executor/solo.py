@@ -27,19 +27,19 @@ class Solo:
         Its connections.
     patience
         How long an operation may take, and a rank stay between calls.
-    name
-        What its calls are called after, where several pipelines share the connections; empty otherwise.
     """
 
-    def __init__(self, rank: Rank, transport: Transport, patience: Patience, name: str = "") -> None:
+    def __init__(self, rank: Rank, transport: Transport, patience: Patience) -> None:
         self._rank = rank
         self._transport = transport
         self._patience = patience
-        self._name = name
         self.away_s = patience.away
         self._kind = ""
         self._seen: tuple[tuple[int, int] | None, float] = None, 0.0
         self._health = transport.health if isinstance(transport, Distributed) else None
+        # several pipelines may share the connections, and a call of one is no call of another
+        number = 1 if self._health is None else self._health.pipelines
+        self._name = f" of pipeline {number}" if number > 1 else ""
 
     @contextmanager
     def call(self, kind: str, **same: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
@@ -26,6 +26,7 @@ _KEPT = 4096
 _PUBLISHED = 6
 _SHOWN = 16
 _NOTICE_S = 10.0
+_NTH = "nth"
 _SAME = "all ranks must make the same calls of step, steps, eval, flush, state_dict and trace, in the same order"
 
 Call = Mapping[str, str]
@@ -73,9 +74,14 @@ class Standing:
         """The recent calls with their numbers, from 1."""
         return enumerate(self.recent, self.made - len(self.recent) + 1)
 
-    def kind(self) -> str:
-        """Of the last call."""
-        return self.recent[-1]["kind"] if self.recent else "none"
+    def call(self) -> str:
+        """The last call, in words."""
+        return f"call {self.made} ({shown(self.recent[-1])})" if self.recent else "no call"
+
+
+def shown(call: Call) -> str:
+    """A call in words: its kind and which one of this kind it is."""
+    return f"{call['kind']} {call[_NTH]}" if _NTH in call else call["kind"]
 
 
 class CallLog:
@@ -84,6 +90,7 @@ class CallLog:
     def __init__(self) -> None:
         self._calls: deque[Call] = deque(maxlen=_KEPT)
         self._made = 0
+        self._of_kind: Counter[str] = Counter()
         self._inside = False
         self._left = ""
         self._lock = threading.Lock()
@@ -91,7 +98,8 @@ class CallLog:
     def begin(self, call: Call) -> None:
         """A call starts."""
         with self._lock:
-            self._calls.append(call)
+            self._of_kind[call["kind"]] += 1
+            self._calls.append({**call, _NTH: str(self._of_kind[call["kind"]])})
             self._made += 1
             self._inside = True
 
@@ -182,7 +190,7 @@ class CallWatch:
         gone = {name: s for name, s in present.items() if s.left and s.made < mine.made}
         if gone:
             told = "; ".join(f"{name} {s.left} after {_calls(s.made)}" for name, s in gone.items())
-            return Finding(f"{self._me} is in call {mine.made} ({mine.kind()}), but {told}: {_SAME}", fatal=True)
+            return Finding(f"{self._me} is in {mine.call()}, but {told}: {_SAME}", fatal=True)
         found = self._away(mine, others, now, away_s)
         return self._at_rest(mine, present, now, away_s) if found is None and all_seen else found
 
@@ -193,10 +201,10 @@ class CallWatch:
                 continue
             for what, said in theirs.items():
                 if what in ours and ours[what] != said:
-                    if what == "kind":
-                        return f"call {number} is {ours[what]} on {self._me}, but {said} on {name}: {_SAME}"
+                    if what in ("kind", _NTH):
+                        return f"call {number} is {shown(ours)} on {self._me}, but {shown(theirs)} on {name}: {_SAME}"
                     return (
-                        f"in call {number} ({ours['kind']}) the {what} is {ours[what]} on {self._me}, but {said} on "
+                        f"in call {number} ({shown(ours)}) the {what} is {ours[what]} on {self._me}, but {said} on "
                         f"{name}: it must be the same on all ranks that are given one"
                     )
         return None
@@ -223,7 +231,7 @@ class CallWatch:
             else f"{name} has not come to its pipeline"
             for name in list(late)[:_SHOWN]
         )  # fmt: skip
-        here = f"{self._me} has been waiting in call {mine.made} ({mine.kind()}) for {longest:.0f} s; {told}"
+        here = f"{self._me} has been waiting in {mine.call()} for {longest:.0f} s; {told}"
         if longest > away_s:
             return Finding(f"{here}: {_SAME} (away_s = {away_s:g} sets how long a rank may stay away)", fatal=True)
         if longest > min(_NOTICE_S, away_s / 2) and self._noticed != mine.made:

@@ -108,11 +108,11 @@ class Distributed:
             return dist.ProcessGroupNCCL(store, place, 2, options)
         return dist.ProcessGroupGloo(store, place, 2, self._timeout)
 
-    def line(self, sender: int, receiver: int, purpose: str) -> _Line:
-        """The end of an edge on this rank."""
+    def line(self, sender: int, receiver: int, purpose: str, tag: int = 0) -> _Line:
+        """The end of an edge on this rank; a tag of its own keeps apart what gloo must not take for something else."""
         group = self._groups[sender, receiver, purpose]
         sending = self.rank == sender
-        return _Line(group, 1 if sending else 0, receiver if sending else sender, self.health)
+        return _Line(group, 1 if sending else 0, receiver if sending else sender, self.health, tag)
 
     def abort(self) -> None:
         """Close all connections, so that every rank that waits for this one wakes up."""
@@ -145,21 +145,22 @@ class Distributed:
 class _Line:
     """One direction between two ranks; messages stay in order."""
 
-    def __init__(self, group: Any, peer: int, other: int, health: Health) -> None:
+    def __init__(self, group: Any, peer: int, other: int, health: Health, tag: int) -> None:
         self._group = group
         self._peer = peer
         self._other = other
         self._health = health
+        self._tag = tag
 
     def send(self, tensor: torch.Tensor, tag: int = 0) -> Any:
         try:
-            return self._group.send([tensor], self._peer, tag)
+            return self._group.send([tensor], self._peer, tag or self._tag)
         except RuntimeError as error:
             raise self._health.stopped(self._other, error) from error
 
     def receive(self, tensor: torch.Tensor, tag: int = 0) -> Any:
         try:
-            return self._group.recv([tensor], self._peer, tag)
+            return self._group.recv([tensor], self._peer, tag or self._tag)
         except RuntimeError as error:
             raise self._health.stopped(self._other, error) from error
 
@@ -277,6 +278,8 @@ class _Mail:
         staged: bool,
     ) -> None:
         self._transport = transport
+        # a rank that evaluates while its neighbour steps would take in tensors of another size, which ends the process
+        self._tag = transport.new_tag()
         self._messages = lowered.messages
         self._boundaries = boundaries
         self._device = device
@@ -298,7 +301,7 @@ class _Mail:
     def _line(self, message: Message) -> _Line:
         edge = message.sender, message.receiver
         if edge not in self._lines:
-            self._lines[edge] = self._transport.line(*edge, "messages")
+            self._lines[edge] = self._transport.line(*edge, "messages", self._tag)
         return self._lines[edge]
 
     def _gradient_specs(self, boundary: Boundary) -> tuple[TensorSpec, ...]:

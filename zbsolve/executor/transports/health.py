@@ -132,6 +132,8 @@ class Health:
         self._attendant: Attendant | None = None
         self._closing = False
         self._beats = 0
+        self._exchanges = 0
+        self.pipelines = 0
         self._misses = 0
         self._all_began = not self._watched
         # before anyone connects to this rank, so that whoever knows it can see it die
@@ -158,6 +160,24 @@ class Health:
         finally:
             self.log.end()
             self._attendant = None
+
+    def exchanged(self, text: str) -> list[str]:
+        """What all ranks of this pipeline say, by rank; waits for all to say it.
+
+        Raises
+        ------
+        RunError
+            If some rank fails instead.
+        """
+        self._exchanges += 1
+        keys = [f"said/{self._exchanges}/{process}" for process in self._members]
+        self.store.set(keys[self.rank], text)
+        while not self.store.check(keys):
+            if self._cause is not None:
+                self._told = True
+                raise RunError(failed(*self._cause))
+            time.sleep(0.01)
+        return [self.store.get(key).decode() for key in keys]
 
     def report(self, message: str) -> None:
         """Make known that this rank has failed; kept if it is the first."""
@@ -309,18 +329,20 @@ class Health:
     def _store_is_gone(self, what: str) -> None:
         if self._cause is not None:
             return
-        # under torchrun the launcher keeps it, else the first process
-        keeper = self._everyone.index(0) if 0 in self._everyone else None
         kept = self._standings.get(0)
         if not self._inside() and kept is not None and kept.left and kept.made == self.log.standing().made:
-            # it went home after the last call; nothing more can be asked, nor needs to be
+            # its keeper went home after the last call; nothing more can be asked, nor needs to be
             self._end()
             return
         # whoever makes no further call need not know
         self._told = self._told or not self._inside()
         with self._lock:
-            told = f"the store of torch.distributed {what}, and its keeper with it"
-            self._cause = (-1, told) if keeper is None else self._seen_from_here(0, f"its process, or {told}")
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                self._cause = -1, f"the launcher, which keeps the store of torch.distributed, {what}"
+            else:
+                self._cause = self._seen_from_here(
+                    0, f"its process, which keeps the store of torch.distributed, {what}"
+                )
 
     def _publish(self) -> None:
         attendant = self._attendant

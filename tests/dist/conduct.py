@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from tests.executor import pipes
 from zbsolve.executor.runtime import Pipeline
+from zbsolve.executor.transports import Distributed
 from zbsolve.placement import Placement
 
 RANKS = 3
@@ -70,11 +74,11 @@ def other_kind(rank: int, directory: Path, *, odd: int) -> None:
 
 def stays_away(rank: int, directory: Path, *, odd: int) -> None:
     """One rank stays in its own code."""
-    with pipeline(rank, away_s=2.0) as pipe:
+    with pipeline(rank, away_s=1.0) as pipe:
         pipe.step(*pipes.batch(4))
         if rank == odd:
             mark(directory)
-            time.sleep(6)
+            time.sleep(4)
         pipe.step(*pipes.batch(4))
 
 
@@ -82,13 +86,13 @@ def late_but_comes(rank: int, directory: Path) -> None:
     """A rank takes its time between calls and in its first step; nobody is stopped for it."""
     with pipeline(rank, away_s=30.0) as pipe:
         if rank == 1:
-            time.sleep(3)
+            time.sleep(1.2)
         pipe.step(*pipes.batch(4))
         if rank == 0:
-            time.sleep(3)
+            time.sleep(1.2)
         pipe.eval(pipes.batch(4)[0])
         if rank == 2:
-            time.sleep(3)
+            time.sleep(1.2)
 
 
 def raises_between(rank: int, directory: Path, *, odd: int, guarded: bool) -> None:
@@ -133,7 +137,7 @@ def drops_it(rank: int, directory: Path, *, odd: int) -> None:
     if rank == odd:
         del pipe
         mark(directory)
-        time.sleep(6)
+        time.sleep(4)
     else:
         pipe.step(*pipes.batch(4))
 
@@ -206,3 +210,37 @@ def nan_raises(rank: int, directory: Path) -> None:
     mark(directory)
     with pipeline(rank, nonfinite="raise") as pipe:
         pipe.step(inputs, target)
+
+
+def taking_turns(rank: int, directory: Path) -> None:
+    """Two pipelines on one transport, step by step in turns, and each alone: the same weights."""
+
+    def weights(seeds: Sequence[int], transport: Distributed) -> list[torch.Tensor]:
+        pipes_made = [pipeline(rank, transport=transport, max_grad_norm=limit) for limit in seeds]
+        for step in range(3):
+            for pipe in pipes_made:
+                pipe.step(*pipes.batch(4, seed=step))
+        return [p.clone() for pipe in reversed(pipes_made) for p in pipe.state_dict()["stages"][rank][rank].values()]
+
+    transport = Distributed()
+    both = weights([0.01, 0.02], transport)
+    alone = weights([0.02], transport) + weights([0.01], transport)
+    assert all(torch.equal(a, b) for a, b in zip(both, alone, strict=True))
+    assert sum(thread.name.startswith("zbsolve") for thread in threading.enumerate()) == 2
+    transport.close()
+
+
+def replica_makes_fewer(rank: int, directory: Path, *, closes: bool) -> None:
+    """Of two replicas of two ranks one makes a step less; `closes`, or goes on with something else."""
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    stages = pipes.model(2)
+    table = pipes.timetable(Placement.linear(2), 4, seed=1)
+    with Pipeline(table, {rank % 2: stages[rank % 2]}, pipes.square_loss, mesh=mesh) as pipe:
+        for _ in range(2):
+            pipe.step(*pipes.batch(4))
+        mark(directory)
+        if rank >= 2:
+            if not closes:
+                pipe.eval(pipes.batch(4)[0])
+            return
+        pipe.step(*pipes.batch(4))

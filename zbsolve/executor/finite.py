@@ -30,7 +30,8 @@ __all__ = ["FiniteWatch", "Mode", "NonFinite", "NonFiniteWarning"]
 
 Mode = Literal["warn", "raise", "ignore"]
 _KEPT = 256
-_NARROW_BYTES = 4
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""What sums are taken in where the elements' own type might overflow."""
 
 
 class NonFiniteWarning(RuntimeWarning):
@@ -92,9 +93,19 @@ class FiniteWatch:
         if self.mode == "ignore":
             return None
 
+        late, wide = self._late, _WIDE.get
+
         def check(key: int, inputs: Sequence[Any], outputs: Sequence[Any], is_loss: bool) -> None:
+            if not late and len(outputs) == 1 and type(outputs[0]) is torch.Tensor:
+                # nearly always: one tensor, and all is well
+                only = outputs[0]
+                if not is_loss and not only.requires_grad:
+                    return
+                total = (only if is_loss and only.dim() == 0 else only.detach().sum(dtype=wide(only.dtype))).item()
+                if total - total == 0:
+                    return
             given = outputs if is_loss else [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
-            if self._late:
+            if late:
                 sums = _sum(given), _sum(inputs)
                 if sums[0] is not None:
                     self._sums[stage, key, is_loss] = sums[0], sums[0].new_zeros(()) if sums[1] is None else sums[1]
@@ -180,7 +191,7 @@ def _microbatches(numbers: Sequence[int]) -> str:
 def _sums_of(tensors: Sequence[Any]) -> list[torch.Tensor]:
     """One sum each, in a type that is wide enough; DTensors are left out, as their sums need messages."""
     return [
-        t.detach().sum(dtype=torch.float32 if t.dtype.itemsize < _NARROW_BYTES else None)
+        t.detach().sum(dtype=_WIDE.get(t.dtype))
         for t in tensors
         if type(t) in (torch.Tensor, torch.nn.Parameter) and (t.is_floating_point() or t.is_complex())
     ]

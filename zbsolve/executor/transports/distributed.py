@@ -138,8 +138,9 @@ class Distributed:
 
     def _close_groups(self) -> None:
         # a connection closes when the last reference to it is gone
-        self._groups.clear()
-        gc.collect()
+        if self._groups:
+            self._groups.clear()
+            gc.collect()
 
 
 class _Line:

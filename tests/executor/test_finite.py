@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.executor import pipes
 from zbsolve.errors import InvalidInput, RunError
+from zbsolve.executor import finite
 from zbsolve.executor.finite import FiniteWatch, NonFinite, NonFiniteWarning
 from zbsolve.executor.runtime import Pipeline
 from zbsolve.placement import Placement
@@ -119,3 +120,30 @@ def test_a_loss_that_only_the_scale_makes_infinite_is_left_to_the_optimizer():
         pipe.step(*pipes.batch(4))
         pipe.flush()
     assert pipe.validations[-1].overflow
+
+
+def test_where_the_device_answers_late_each_step_is_told_after_the_next(monkeypatch):
+    arrived = []
+    monkeypatch.setattr(finite, "_sent_to_host", lambda tensor: (tensor, lambda: arrived.append(1)))
+    watch = FiniteWatch("warn", torch.device("cpu"))
+    watch._late = True
+    early, late = watch.after_forward(1), watch.after_forward(2)
+    for step in range(2):
+        bad = step == 0
+        early(3, [torch.ones(2)], [torch.full((2,), float("nan") if bad else 1.0, requires_grad=True)], False)
+        late(3, [torch.full((2,), float("nan") if bad else 1.0)], [torch.tensor(float("inf") if bad else 1.0)], True)
+        if bad:
+            watch.end_step(step)
+            assert not arrived
+            assert not watch.found
+        else:
+            with pytest.warns(
+                NonFiniteWarning, match=r"step 0: .* out of stage 1 in microbatch 3; the loss of microbatch 3"
+            ):
+                watch.end_step(step)
+    watch.settle()
+    assert len(arrived) == 2
+    assert list(watch.found) == [
+        NonFinite(step=0, microbatch=3, stage=1, loss=False, first=True),
+        NonFinite(step=0, microbatch=3, stage=2, loss=True, first=False),
+    ]

@@ -13,6 +13,7 @@ from zbsolve.errors import RunError
 from zbsolve.executor.crew import GRACE_S as CREW_GRACE_S
 from zbsolve.executor.crew import LOOK_S
 from zbsolve.executor.patience import LEAST_S, Patience
+from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.transports.health import GRACE_S, LAST_WORDS_S, PROMISE_S, SILENT_S, Health
 from zbsolve.executor.transports.watch import ASK_S, CLOCK_S
 from zbsolve.placement import Placement
@@ -185,3 +186,28 @@ def test_the_threads_are_two_whatever_the_number_of_connections():
     for thread in list(watch._threads.values()):
         thread.join(10)
     assert threading.active_count() == before
+
+
+def test_a_look_at_a_rank_that_moves_on_meanwhile_is_harmless():
+    pipe = Pipeline(pipes.timetable(Placement.linear(2), 4), pipes.model(2), pipes.square_loss)
+    pipe.step(*pipes.batch(4))
+    rank = pipe.ranks[0]
+    # the place of a long program, read with a shorter one under way
+    rank.at[0], rank.now = 10_000, rank.evaluation
+    assert rank.computing() is None
+    assert rank.doing() == "rank 0 is between steps"
+
+
+def test_what_an_evaluation_compiles_is_given_as_long_as_what_a_step_does():
+    pipe = Pipeline(pipes.timetable(Placement.linear(2), 4), pipes.model(2), pipes.square_loss)
+    rank = pipe.ranks[0]
+    pipe.step(*pipes.batch(4))
+    assert not rank.first_time()
+    rank.now = rank.evaluation
+    assert rank.first_time()
+    pipe.eval(pipes.batch(4)[0])
+    assert not rank.first_time()
+    fresh = Pipeline(pipes.timetable(Placement.linear(2), 4), pipes.model(2), pipes.square_loss)
+    fresh.load_state_dict(pipe.state_dict())
+    fresh.ranks[0].now = fresh.ranks[0].training
+    assert fresh.ranks[0].first_time(), "after a checkpoint everything is compiled anew"

@@ -85,7 +85,7 @@ class FiniteWatch:
         self._late = mode == "warn" and device.type == "cuda"
         self._bad: dict[tuple[int, int, bool], bool] = {}
         self._sums: dict[tuple[int, int, bool], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._travelling: tuple[int, list[tuple[int, int, bool]], torch.Tensor, Any] | None = None
+        self._travelling: tuple[int, list[tuple[int, int, bool]], torch.Tensor, Callable[[], object]] | None = None
         self._told = 0
 
     def after_forward(self, stage: int) -> Callable[[int, Sequence[Any], Sequence[Any], bool], None] | None:
@@ -133,11 +133,7 @@ class FiniteWatch:
             if self._sums:
                 keys = list(self._sums)
                 pairs = torch.stack([torch.stack([a.float(), b.float()]) for a, b in self._sums.values()])
-                on_host = torch.empty(pairs.shape, dtype=torch.bool, pin_memory=True)
-                on_host.copy_(torch.isfinite(pairs), non_blocking=True)
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(torch.cuda.current_stream(pairs.device))
-                self._travelling = step, keys, on_host, event
+                self._travelling = step, keys, *_sent_to_host(torch.isfinite(pairs))
                 self._sums.clear()
             return
         if self._bad:
@@ -148,9 +144,9 @@ class FiniteWatch:
         """Tell what was found in the last step, if that is still to be read from the device."""
         if self._travelling is None:
             return
-        step, keys, on_host, event = self._travelling
+        step, keys, on_host, arrive = self._travelling
         self._travelling = None
-        event.synchronize()
+        arrive()
         bad = {key: given for key, (gives, given) in zip(keys, on_host.tolist(), strict=True) if not gives}
         if bad:
             self._tell(step, bad)
@@ -181,6 +177,15 @@ class FiniteWatch:
             NonFiniteWarning,
             stacklevel=2,
         )
+
+
+def _sent_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+    """Where it will be, and what waits until it is there."""
+    on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    on_host.copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(tensor.device))
+    return on_host, event.synchronize
 
 
 def _microbatches(numbers: Sequence[int]) -> str:

@@ -283,17 +283,20 @@ class Rank:
 
     def doing(self) -> str:
         """What this rank is at, for a message."""
-        at, program = self.at[0], self.now
-        if at < 0 or program is None:
+        action = self._action()
+        if action is None:
             return f"rank {self.number} is {self._where}"
-        return waiting_for(program.actions[at], self.lowered, self.number)
+        return waiting_for(action, self.lowered, self.number)
 
     def computing(self) -> tuple[int, int] | None:
         """Step and place of the operation that runs now; None while waiting or between steps."""
+        at, action = self.at[0], self._action()
+        return None if action is None or action.message >= 0 else (self.steps, at)
+
+    def _action(self) -> Action | None:
+        """What runs now; asked by other threads, so place and program may be of different moments."""
         at, program = self.at[0], self.now
-        if at < 0 or program is None or program.actions[at].message >= 0:
-            return None
-        return self.steps, at
+        return program.actions[at] if program is not None and 0 <= at < len(program.actions) else None
 
     def first_time(self) -> bool:
         """The program under way has never run to its end."""

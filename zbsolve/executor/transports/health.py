@@ -100,6 +100,7 @@ class Health:
         self._members = tuple(members)
         self._everyone = tuple(members if everyone is None else everyone)
         self.rank = rank
+        self._pid = os.getpid()
         self._process = self._members[rank]
         after = self._everyone[(self._everyone.index(self._process) + 1) % len(self._everyone)]
         self._watched = sorted({*self._members, after} - {self._process})
@@ -261,7 +262,8 @@ class Health:
 
     def drop(self) -> None:
         """Leave without waiting: nobody uses the pipeline of this rank any more."""
-        if not self._ended.is_set():
+        # a forked worker of a data loader drops only its copy
+        if not self._ended.is_set() and os.getpid() == self._pid:
             self.log.leave("has dropped its pipeline")
             with contextlib.suppress(Exception):
                 self._publish()

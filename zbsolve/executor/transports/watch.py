@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 __all__ = ["ASK_S", "CLOCK_S", "Watch", "Watched"]
@@ -79,7 +80,8 @@ class Watch:
         while self._more():
             now, since = self._clock(), self._asking_since
             for watched in list(self._all):
-                watched.tick(now, 0.0 if since is None else now - since)
+                with suppress(Exception):  # whoever moves on while looked at may give nonsense; the next look will do
+                    watched.tick(now, 0.0 if since is None else now - since)
             time.sleep(CLOCK_S)
 
     def _more(self) -> bool:

@@ -46,7 +46,7 @@ class Distributed:
         The ranks of the pipeline, in order; None for all. Several pipelines side by side (data
         parallelism) have a group each.
     timeout
-        How long a rank may wait for a message of one that is alive and well.
+        How long a rank may wait for a message of one that is alive and well, and for others to make their pipelines.
     everyone
         Processes whose failure stops this pipeline, its own among them; None for those of the group.
         Every one of them makes a `Distributed` with the same, and closing waits for all.

@@ -111,13 +111,18 @@ def write_torch_csv(timetable: Timetable, path: str | os.PathLike[str]) -> tuple
     Raises
     ------
     ProblemError
-        If torch cannot run it: a stage lies on more than one rank.
+        If torch cannot run it: a stage lies on more than one rank, or there are no backwards.
     OrderError
         If the rows do not do every operation exactly once on its rank, or can never finish.
     FileFormatError
         If a file cannot be written.
     """
     _refuse_replicas(timetable.problem)
+    if timetable.problem.forward_only:
+        raise ProblemError(
+            "torch.distributed.pipelining's runtime trains: it takes no schedule without backwards, and for evaluation "
+            "runs the forwards of a training schedule; emit that one"
+        )
     csv = Path(path)
     ensure_writable(csv)
     beside = csv.with_name(csv.name + ".json")

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.executor import pipes
 from zbsolve.catalog import baseline
 from zbsolve.check import check
+from zbsolve.errors import InvalidInput
 from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.split import SplitStage
 from zbsolve.ops import Kind, Op
@@ -154,3 +155,11 @@ def test_a_backward_in_two_neighbouring_halves_runs_as_one_where_nobody_waits_fo
     weights = [t for t in trace.steps[0][0] if t.op.kind is Kind.BACKWARD_WEIGHT]
     assert [t.end_ns - t.start_ns for t in weights] == [0] * MICROBATCHES
     assert trace.profile().stages[0].backward_ns > 0
+
+
+def test_replicated_stages_may_not_share_parameters():
+    stages = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
+    stages[1].weight = stages[0].weight
+    table = pipes.timetable(Placement.bidirectional(2), 2)
+    with pytest.raises(InvalidInput, match="stages 0, 1 share a parameter on rank 0 and lie on other ranks, too"):
+        Pipeline(table, stages, pipes.square_loss)

@@ -90,10 +90,10 @@ class Rank:
         self.number = endpoint.rank
         self.endpoint = endpoint
         self.stages = dict(stages)
-        self._shared = SharedByStages({number: work.module for number, work in stages.items()})
+        self.shared = SharedByStages({number: work.module for number, work in stages.items()})
         for number, work in stages.items():
             if isinstance(work, SplitStage):
-                work.share = self._shared.of(number)
+                work.share = self.shared.of(number)
         self.device = device
         self.clock: Clock = clock_of(device)
         self.optimizer: PostValidatedOptimizer | None = None

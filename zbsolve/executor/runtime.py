@@ -235,6 +235,12 @@ class Pipeline:
         placement = self.problem.placement
         for rank in self.ranks:
             shared = {s: placement.holders(s) for s in rank.stages if len(placement.holders(s)) > 1}
+            for numbers in rank.shared.holders.values():
+                if not numbers.isdisjoint(shared):
+                    raise InvalidInput(
+                        f"stages {', '.join(map(str, sorted(numbers)))} share a parameter on rank {rank.number} and "
+                        "lie on other ranks, too, where copies would drift apart; give each stage its own"
+                    )
             if shared:
                 rank.endpoint.befriend(sorted({r for holders in shared.values() for r in holders} - {rank.number}))
                 modules = {s: rank.stages[s].module for s in shared}

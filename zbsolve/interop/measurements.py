@@ -12,7 +12,7 @@ from zbsolve.interop.samples import Given, Samples, merged_samples, profile_of
 from zbsolve.interop.stage_csv import read_stage_csv
 from zbsolve.interop.text import GZIP, unpacked
 from zbsolve.interop.torch_profiler import read_torch_profiler
-from zbsolve.interop.zero_bubble_log import MARK, read_zero_bubble_log
+from zbsolve.interop.zero_bubble import MARK, read_zero_bubble_log
 from zbsolve.profile import Profile
 
 __all__ = ["TOOLS", "Reading", "import_profile", "tool_of"]

@@ -1,33 +1,44 @@
-"""Logs of the zero-bubble code: what each rank says of its timers when it has measured enough iterations.
+"""The zero-bubble code: its timers' logs as measurements, and timetables as its node tables.
 
-::
+What each rank says of its timers when it has measured enough iterations::
 
     rank 3 profiling conclusion: [(18522, 18086), (18100, 18077), (9337, 9300), 601, (4.0, 4.0), (-2.0, -2.0), ...]
 
 These are, for each chunk of the rank, the means of F, B and W in us; a transfer in us; and what F, B and W add to
 the memory, in MB. With one chunk the tuples have one entry, or stand as plain numbers.
 
-Source: https://github.com/sail-sg/zero-bubble-pipeline-parallelism, ``ScheduleTimers`` in
-``megatron/core/pipeline_parallel/zerobubble/timer.py`` and where its conclusion is printed, in ``schedules.py``.
+A node table holds the computation of each rank with its planned times; the code places messages and the validation of
+its optimizer by them (``run_communication_passes``).
+
+Source: https://github.com/sail-sg/zero-bubble-pipeline-parallelism, in ``megatron/core/pipeline_parallel/zerobubble``:
+``ScheduleTimers`` in ``timer.py`` and where its conclusion is printed, in ``runtime.py``; ``ScheduledNode`` in
+``scheduler/graph.py``, and ``scheduler/passes.py``.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
 from collections import defaultdict
-from typing import Literal
+from typing import Any, Literal
 
 from zbsolve.errors import FileFormatError
+from zbsolve.interop.node_tables import chunks_of, layout_of, ready_for
 from zbsolve.interop.samples import Samples
 from zbsolve.interop.text import decoded, shown
-from zbsolve.ops import Kind
+from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.profile import MAX_STAGES
+from zbsolve.timetable import Timetable
 from zbsolve.units import MAX_AMOUNT, counted
 
-__all__ = ["MARK", "read_zero_bubble_log"]
+__all__ = ["FORMAT", "MARK", "read_zero_bubble_log", "zero_bubble_json"]
+
+FORMAT = "zbsolve.zero-bubble/1"
+
+TOOL = "the zero-bubble code"
 
 MARK = "profiling conclusion:"
 
@@ -121,3 +132,73 @@ def _conclusion(text: str, name: object, where: str) -> list[list[float]]:
         if any(not math.isfinite(v) or v < least or abs(v) * 10**6 > MAX_AMOUNT for v in group):
             raise FileFormatError(name, f"a number is negative or beyond reason in {shown(text)}", where)
     return groups
+
+
+_TYPES = {Kind.FORWARD: "F", Kind.BACKWARD_INPUT: "B", Kind.BACKWARD_WEIGHT: "W", Kind.BACKWARD: "BW"}
+
+
+def zero_bubble_json(timetable: Timetable) -> tuple[str, tuple[str, ...]]:
+    """The node tables as JSON, which ``examples/zero_bubble_adapter.py`` loads, and what was changed for them.
+
+    A node has the fields of ``ScheduledNode`` that computation needs; times in ns. The costs in ``config``, by which
+    the code places the validation of its optimizer, are those of each rank's first chunk.
+
+    Raises
+    ------
+    ProblemError
+        If the code cannot build the placement, or has no word for an operation.
+    OrderError
+        If the rows are no order of the problem or can never finish.
+    """
+    timetable, notes = ready_for(TOOL, timetable)
+    placement = timetable.problem.placement
+    where = chunks_of(placement)
+    last = placement.stages - 1
+
+    def peers(op: Op) -> tuple[int | None, int | None]:
+        """The ranks that it waits for and that wait for it, where these are others."""
+        step = {Kind.FORWARD: 1, Kind.BACKWARD_WEIGHT: 0}.get(op.kind, -1)
+        near = (op.stage - step, op.stage + step)
+        ranks = [where[stage][0] if 0 <= stage <= last else where[op.stage][0] for stage in near]
+        before, after = (rank if rank != where[op.stage][0] else None for rank in ranks)
+        return before, after
+
+    def node(op: Op, start_ns: int, end_ns: int) -> dict[str, Any]:
+        rank, chunk = where[op.stage]
+        before, after = peers(op)
+        return {
+            "type": _TYPES[op.kind],
+            "stage": rank,
+            "microbatch": op.microbatch,
+            "chunk": chunk,
+            "layer_group_idx": op.stage,
+            "start_time": start_ns,
+            "completion_time": end_ns,
+            "recv_peer_stage": before,
+            "send_peer_stage": after,
+        }
+
+    problem = timetable.problem
+    first_chunks = [problem.cost(placement.stages_of(rank)[0], 0) for rank in range(placement.ranks)]
+    config: dict[str, Any] = {
+        "n_stages": placement.ranks,
+        "max_chunks": placement.stages // placement.ranks,
+        "n_micro": problem.microbatches,
+        "cost_f": [float(cost.forward_ns) for cost in first_chunks],
+        "cost_b": [float(cost.backward_input_ns) for cost in first_chunks],
+        "cost_w": [float(cost.backward_weight_ns) for cost in first_chunks],
+        "cost_comm": float(problem.profile.link.latency_ns),
+    }
+    about = {
+        "format": FORMAT,
+        "config": config,
+        "layout": layout_of(placement),
+        "digest": problem.digest,
+    }
+    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in about.items())
+    rows = (
+        ",\n".join(f"   {json.dumps(node(timed.op, timed.start_ns, timed.end_ns))}" for timed in row)
+        for row in timetable.rows
+    )
+    tables = ",\n".join(f"  [\n{row}\n  ]" for row in rows)
+    return f'{{\n{head}  "nodes": [\n{tables}\n  ]\n}}\n', notes

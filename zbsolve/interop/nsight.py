@@ -23,6 +23,7 @@ from zbsolve.units import MAX_AMOUNT
 __all__ = ["header_of", "read_nsight"]
 
 _UNITS = {"ns": 1, "nsec": 1, "us": 10**3, "usec": 10**3, "ms": 10**6, "msec": 10**6, "s": 10**9, "sec": 10**9}
+_MOST_ROWS = 1_000_000
 _COLUMN = re.compile(r"(Proj )?(Med|Avg) \(([a-z]{1,4})\)")
 
 
@@ -43,6 +44,8 @@ def read_nsight(data: bytes, name: object) -> Samples:
     header: list[str] | None = None
     projected = False
     for line, cells in csv_rows(decoded(data, name), name):
+        if line > _MOST_ROWS:
+            raise FileFormatError(name, f"has more than {_MOST_ROWS} lines; is it the right file?")
         if header_of(cells):
             header = cells
             continue

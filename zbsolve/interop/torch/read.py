@@ -30,8 +30,8 @@ __all__ = ["TorchSchedule", "parse_torch_csv", "read_torch_csv"]
 
 Layout = Literal["compute_only", "compute_comms"]
 
-MOST_ACTIONS = 3 * MAX_OPERATIONS
-"""More cells than the largest problem has operations, sends and receives."""
+MOST_ACTIONS = MAX_OPERATIONS
+"""Of operations, messages and idle cells together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,11 @@ The names below are the public interface. Importing them loads none of the heavy
 
 from __future__ import annotations
 
+from zbsolve.analysis.explain import Explanation, explain
 from zbsolve.bounds import lower_bound, lower_bounds
 from zbsolve.catalog import Schedule, baseline, schedules
 from zbsolve.check import check, violations
+from zbsolve.draw.report import write_report
 from zbsolve.errors import (
     FileFormatError,
     Infeasible,
@@ -39,6 +41,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Bound",
+    "Explanation",
     "FileFormatError",
     "Infeasible",
     "InvalidInput",
@@ -72,6 +75,7 @@ __all__ = [
     "__version__",
     "baseline",
     "check",
+    "explain",
     "lower_bound",
     "lower_bounds",
     "memory_curve",
@@ -85,6 +89,7 @@ __all__ = [
     "violations",
     "write_perfetto",
     "write_profile",
+    "write_report",
     "write_timetable",
     "write_torch_csv",
 ]

@@ -41,7 +41,9 @@ def test_help_and_version_load_neither_verbs_nor_rich():
         "check TIMETABLE --bound",
         "simulate TIMETABLE --profile PROFILE",
         "baseline 1f1b PROFILE -m 3",
+        "explain TIMETABLE --no-what-if",
         "draw TIMETABLE",
+        "report TIMETABLE -o REPORT",
         "emit TIMETABLE --to torch-csv",
         "emit TIMETABLE --to perfetto",
         "emit TIMETABLE --to torchtitan",
@@ -52,7 +54,7 @@ def test_help_and_version_load_neither_verbs_nor_rich():
     ],
 )
 def test_verbs_that_only_read_load_nothing_heavy(tmp_path, line):
-    files = {"PROFILE": put_profile(tmp_path), "TIMETABLE": put_timetable(tmp_path)}
+    files = {"PROFILE": put_profile(tmp_path), "TIMETABLE": put_timetable(tmp_path), "REPORT": str(tmp_path / "r.html")}
     for name, content in (("CSV", "0F0,0B0\n1F0,1B0\n"), ("TABLE", "stage,forward_ms,backward_ms\n0,1,2\n")):
         files[name] = str(tmp_path / name)
         (tmp_path / name).write_text(content)

@@ -14,9 +14,19 @@ from zbsolve.units import counted
 if TYPE_CHECKING:
     from zbsolve.files import SolverRecord
     from zbsolve.profile import Profile
+    from zbsolve.solution import Bound
     from zbsolve.timetable import Timetable, Violation
 
-__all__ = ["BrokenFile", "content", "read_claimed", "read_profile", "read_sound", "read_timetable", "titles"]
+__all__ = [
+    "BrokenFile",
+    "content",
+    "read_claimed",
+    "read_profile",
+    "read_proven",
+    "read_sound",
+    "read_timetable",
+    "titles",
+]
 
 STDIN, STDIN_NAME = "-", "standard input"
 
@@ -89,6 +99,25 @@ def read_claimed(path: str) -> tuple[Timetable, SolverRecord | None]:
 
     data, name = content(path)
     return read_timetable_bytes(data, name), read_record_bytes(data, name)
+
+
+def read_proven(path: str) -> tuple[Timetable, Bound | None]:
+    """Read a sound timetable with the bound that its solver recorded, if it recorded one.
+
+    Raises
+    ------
+    BrokenFile
+        If it breaks a rule, or if what the record claims of it is false.
+    """
+    from zbsolve.check import violations
+    from zbsolve.cli._claims import broken_claims
+    from zbsolve.solution import Bound
+
+    given, record = read_claimed(path)
+    claimed = None if record is None else record.value_ns
+    if found := (*violations(given.problem, given, claimed_ns=claimed), *broken_claims(given, record)):
+        raise BrokenFile(path, found)
+    return given, None if record is None else Bound(record.lower_bound_ns, record.bound)
 
 
 def titles(paths: tuple[str, ...]) -> tuple[str, ...]:

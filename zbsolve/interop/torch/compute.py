@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zbsolve.disk import ensure_writable, write_atomic
+from zbsolve.errors import ProblemError
 from zbsolve.interop.refuse import refuse_other_operations, refuse_replicas
 from zbsolve.interop.torch.cells import LETTERS
 from zbsolve.interop.torch.comms import comms_rows
@@ -91,7 +92,8 @@ def numbered_by_loss(problem: Problem, order: Order) -> tuple[Order, tuple[int, 
     """The order with microbatches numbered as the last stage runs its forwards, and the number each had before.
 
     torch hands the n-th loss it computes to microbatch n, whatever the CSV says, so any other numbering
-    gives wrong gradients. Here the microbatches cost the same, so another number for each changes nothing else.
+    gives wrong gradients. Where microbatches differ, whoever feeds the batch puts them into that sequence:
+    `microbatch_in_timetable` beside the CSV tells it.
     """
     last = problem.placement.stages - 1
     forwards = [op for row in order.rows for op in row if op.kind is Kind.FORWARD and op.stage == last]
@@ -135,7 +137,8 @@ def write_torch_csv(
     Raises
     ------
     ProblemError
-        If torch cannot run it: a stage lies on more than one rank, or torch has no word for an operation.
+        If torch cannot run it: a stage lies on more than one rank, there are no backwards, or torch has no
+        word for an operation.
     OrderError
         If the rows do not do every operation exactly once on its rank, or can never finish.
     FileFormatError
@@ -154,6 +157,11 @@ def write_torch_csv(
 def torch_csv_bytes(timetable: Timetable, name: str, *, csv_format: CsvFormat = "compute_only") -> tuple[bytes, bytes]:
     """The contents of a CSV called `name` and of the file beside it; refuses what `write_torch_csv` does."""
     refuse_replicas(timetable.problem, TOOL)
+    if timetable.problem.forward_only:
+        raise ProblemError(
+            "torch.distributed.pipelining's runtime trains: it takes no schedule without backwards, and for evaluation "
+            "runs the forwards of a training schedule; emit that one"
+        )
     refuse_other_operations(timetable, LETTERS, TOOL)
     planned = metrics(timetable)
     emitted = merged(timetable)

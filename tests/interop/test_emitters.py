@@ -8,6 +8,7 @@ import io
 import json
 import tomllib
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from tests.cli.helpers import call, call_json, error_of, put_timetable, small_timetable
 from tests.interop import recorded
 from tests.strategies import problems, random_order
+from zbsolve.catalog import baseline
 from zbsolve.errors import InvalidInput, ProblemError
 from zbsolve.interop.megatron import megatron_layout
 from zbsolve.interop.primus import primus_json
@@ -248,6 +250,15 @@ def test_placements_that_cannot_be_built_are_refused_with_the_reason(placement):
             emit(timetable)
     with pytest.raises(ProblemError, match=r"choose linear or looped|each stage on one rank"):
         megatron_layout(timetable.problem, [1] * placement.stages)
+
+
+def test_schedules_without_backwards_are_refused_where_the_tool_trains():
+    problem = replace(uniform(Placement.linear(2)), forward_only=True)
+    timetable = simulate(problem, baseline("forward-only", problem))
+    for emit in (primus_json, zero_bubble_json, lambda t: torchtitan_files(t, "x.csv")):
+        with pytest.raises(ProblemError, match="without backwards"):
+            emit(timetable)
+    assert tidy_csv(timetable).count("forward") == 6
 
 
 class TestTorchTitan:

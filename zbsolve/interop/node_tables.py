@@ -43,6 +43,8 @@ def ready_for(tool: str, timetable: Timetable) -> tuple[Timetable, tuple[str, ..
     """
     problem = timetable.problem
     refuse_replicas(problem, tool)
+    if problem.forward_only:
+        raise ProblemError(f"{tool} trains: it takes no schedule without backwards; emit that of the training")
     refuse_other_operations(timetable, COMPUTE, tool)
     if layout_of(problem.placement) == "other":
         raise ProblemError(

@@ -10,16 +10,29 @@ import io
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from zbsolve.disk import MAX_FILE_BYTES
 from zbsolve.errors import FileFormatError
 
-__all__ = ["csv_rows", "decoded", "json_of", "shown", "unpacked"]
+__all__ = ["collection_paused", "csv_rows", "decoded", "json_of", "shown", "unpacked"]
 
 GZIP = b"\x1f\x8b"
 
 _LONGEST_SHOWN = 60
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: it would walk what grows from a large file again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def decoded(data: bytes, name: object) -> str:
@@ -73,10 +86,9 @@ def json_of(data: bytes, name: object) -> Any:
         If it is no JSON.
     """
     text = decoded(unpacked(data, name), name)
-    collecting = gc.isenabled()
-    gc.disable()  # it would walk the growing tree again and again
     try:
-        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 40 else float("inf"))
+        with collection_paused():
+            return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 40 else float("inf"))
     except json.JSONDecodeError as error:
         raise FileFormatError(
             name, f"is not JSON: {error.msg[:1].lower()}{error.msg[1:]}, line {error.lineno}, column {error.colno}"
@@ -85,9 +97,6 @@ def json_of(data: bytes, name: object) -> Any:
         raise FileFormatError(name, "is nested too deeply") from None
     except MemoryError:
         raise FileFormatError(name, "does not fit in memory") from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def csv_rows(text: str, name: object) -> Iterator[tuple[int, list[str]]]:

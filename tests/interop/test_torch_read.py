@@ -190,3 +190,11 @@ def test_the_undamaged_files_are_read(layout):
     assert (found.layout, found.microbatches) == (layout, 2)
     timetable = found.timetable(found.problem(costs(2)))
     assert violations(timetable.problem, timetable) == ()
+
+
+def test_more_cells_than_any_schedule_has_are_refused_at_once(monkeypatch):
+    monkeypatch.setattr("zbsolve.interop.torch.read.MOST_ACTIONS", 4)
+    with pytest.raises(FileFormatError, match="more than 4 cells"):
+        parse_torch_csv(b"0F0,0F1,0B0,0B1,,\n", "x.csv")
+    with pytest.raises(FileFormatError, match="row 2, cell 2: there are more than 4 cells"):
+        parse_torch_csv(b"0F0,0F1,0B0\n1F0,(1F1;1B0)OVERLAP_F_B\n", "x.csv")

@@ -234,9 +234,12 @@ class Director:
         )
 
     def _shrink(self) -> Shrink | None:
-        if not (self.warm and worth_shrinking(self.pool.case.problem)):
+        if not (self.warm and worth_shrinking(self.pool.case)):
             return None
-        return Shrink(length=self._length(0.04, 0.4), seed=self._seed())
+        entry = self._good(self.pool.entries)
+        return Shrink(
+            sequence=entry.sequence, fused=entry.fused, length=self._length(0.04, 0.4), seed=self._seed()
+        )
 
     def _prove(self) -> Prove | None:
         """CP-SAT on the best order, once for each."""

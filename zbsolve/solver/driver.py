@@ -30,7 +30,8 @@ from zbsolve.solver.fusing import fuse
 from zbsolve.solver.incumbent import Incumbent, Progress, relative_gap
 from zbsolve.solver.pool import Pool
 from zbsolve.solver.portfolio import add_plain, add_published, plain_drafts, published_names
-from zbsolve.solver.stretching import stretch
+from zbsolve.solver.smaller import longer, smaller_case
+from zbsolve.solver.stretching import leave_out
 from zbsolve.solver.tasks import Case, Length, Publish, Scan
 from zbsolve.solver.twins import order_in_turn
 from zbsolve.solver.work import Work
@@ -49,6 +50,8 @@ _FUSING_NODES = 500_000
 
 _EFFORT_A_SECOND = 4_000
 """Of the time limit: the effort that analytic bounds may take, a tenth of it."""
+
+_GIVEN = "the given start"
 
 _FINISH_S = 5e-5
 """Seconds an operation that fusing, timing and measuring the answer take, kept back from the search."""
@@ -215,13 +218,19 @@ def _crew(case: Case, budget: Budget, workers: int) -> Crew:
 
 
 def _add_start(pool: Pool, order: Order) -> None:
-    """Take a given order in, stretched if it has another number of microbatches."""
+    """Take a given order in; of another number of microbatches: without some, or with its loops run more often."""
     present = 1 + max((op.microbatch or 0 for row in order.rows for op in row), default=0)
-    wanted = pool.case.problem.microbatches
-    stretched = order if present == wanted else stretch(order, wanted)
-    if stretched is not None:
-        graph = OpGraph.build(pool.case.problem, stretched.rows)  # refuses what is no order of the problem
-        pool.add_order(order_in_turn(graph, stretched), "the given start")
+    case = pool.case
+    if present > case.problem.microbatches:
+        order = leave_out(order, case.problem.microbatches)
+    few = case if present >= case.problem.microbatches else smaller_case(case, present)
+    graph = OpGraph.build(few.problem, order.rows)  # refuses what is no order of the problem
+    order = order_in_turn(graph, order)
+    if few is case:
+        pool.add_order(order, _GIVEN)
+    elif (found := few.read(order)) is not None:
+        for each in longer(few, case, found):
+            pool.add(each.value_ns, each.sequence, each.fused, _GIVEN)
 
 
 def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int, late: float) -> Solution:

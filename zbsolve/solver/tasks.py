@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,8 +122,10 @@ class Anneal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shrink:
-    """Orders of a problem with fewer microbatches, stretched."""
+    """Orders of a problem with fewer microbatches, stretched; by list schedules, or by an order with loops left out."""
 
+    sequence: Int32
+    fused: Int8
     length: Length
     seed: int
 
@@ -244,7 +246,10 @@ class Case:
 
     def read(self, order: Order) -> Found | None:
         """An order of the problem, timed; None if it can never finish or exceeds the memory."""
-        rows, fused = nodes_of(self.problem, order)
+        return self.read_rows(*nodes_of(self.problem, order))
+
+    def read_rows(self, rows: Sequence[Sequence[int]], fused: Sequence[int]) -> Found | None:
+        """The same for rows of nodes, ghosts behind their B, and by node whether it is fused."""
         sequence = sequence_of(self.arrays, rows)
         if sequence is None:
             return None
@@ -377,7 +382,7 @@ def _anneal(task: Anneal, case: Case, budget: Budget, hand: Callable[[Find], Non
 def _shrink(task: Shrink, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
     from zbsolve.solver.smaller import stretched
 
-    for found in stretched(case, budget, task.seed):
+    for found in stretched(case, task, budget):
         hand(found)
 
 

@@ -16,13 +16,30 @@ from dataclasses import dataclass
 
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.pool import Entry, Pool
-from zbsolve.solver.smaller import worth_shrinking
-from zbsolve.solver.tasks import Anneal, Bounded, Done, Find, Found, Length, Prove, Rearrange, Relax, Scan, Shrink, Task
+from zbsolve.solver.smaller import small_sizes, worth_shrinking
+from zbsolve.solver.tasks import (
+    Anneal,
+    Bounded,
+    Done,
+    Find,
+    Found,
+    Length,
+    Prove,
+    Rearrange,
+    Relax,
+    Rule,
+    Scan,
+    Shrink,
+    Task,
+    Tune,
+    Tuned,
+)
 
 __all__ = ["ARMS", "Arm", "Director", "Pending"]
 
 ARMS = {
     "list scheduler, random rule": 0.05,
+    "list scheduler, tuned rule": 0.2,
     "annealing": 0.5,
     "steady stretch of a smaller solution": 0.1,
     "CP-SAT": 0.05,
@@ -48,6 +65,9 @@ _PART_NODES = 6_000
 
 _FIRST = 6
 """Annealing starts before bounds are worked on: what they find tells where the bound has to reach."""
+
+_RULES = 8
+"""Rules of the list scheduler that are kept for each number of microbatches."""
 
 _LOST = 3
 """Lost tasks after which an arm is left alone."""
@@ -132,9 +152,11 @@ class Director:
         self._asked: tuple[int, int] | None = None
         self._relaxing, self._relaxed = False, (0, 0)
         self._anneals = "annealing" not in without
+        self._rules: dict[int, tuple[Rule, ...]] = {}
+        self._tunes = 0
         self._first: deque[Task] = deque()
         self._opening = Arm("published schedules", 0.0, lambda: None)
-        propose = (self._scan, self._anneal, self._shrink, self._prove, self._rearrange, self._relax)
+        propose = (self._scan, self._tune, self._anneal, self._shrink, self._prove, self._rearrange, self._relax)
         self.arms = [
             Arm(name, floor, make)
             for (name, floor), make in zip(ARMS.items(), propose, strict=True)
@@ -198,6 +220,9 @@ class Director:
             incumbent.prove(find.bound)
             if before:
                 pending.gain += max(0.0, incumbent.bound.value_ns / before - 1)
+        elif isinstance(find, Tuned):
+            both = {rule.value_ns: rule for rule in (*find.rules, *self._rules.get(find.microbatches, ()))}
+            self._rules[find.microbatches] = tuple(both[value] for value in sorted(both)[:_RULES])
         elif isinstance(find, Done):
             if isinstance(pending.task, Relax):
                 self._relaxing = False
@@ -211,6 +236,25 @@ class Director:
 
     def _scan(self) -> Scan | None:
         return Scan(plain=False, length=self._length(0.03, 0.2), seed=self._seed(), keep=100, target_ns=self._target())
+
+    def _tune(self) -> Tune | None:
+        """Rules of the list scheduler, on fewer microbatches and on all in turn."""
+        if not self.warm:
+            return None
+        case = self.pool.case
+        whole = case.problem.microbatches
+        sizes = [each for size in small_sizes(case) for each in (size, whole)] or [whole]
+        size = sizes[self._tunes % len(sizes)]
+        self._tunes += 1
+        # where there are none yet for this number, those for another do
+        rules = self._rules.get(size) or next(iter(self._rules.values()), ())
+        return Tune(
+            microbatches=size,
+            rules=rules,
+            target_ns=self._target() if size == whole else 0,
+            length=self._length(0.03, 0.4),
+            seed=self._seed(),
+        )
 
     def _anneal(self) -> Anneal | None:
         if not self.warm:
@@ -237,9 +281,7 @@ class Director:
         if not (self.warm and worth_shrinking(self.pool.case)):
             return None
         entry = self._good(self.pool.entries)
-        return Shrink(
-            sequence=entry.sequence, fused=entry.fused, length=self._length(0.04, 0.4), seed=self._seed()
-        )
+        return Shrink(sequence=entry.sequence, fused=entry.fused, length=self._length(0.04, 0.4), seed=self._seed())
 
     def _prove(self) -> Prove | None:
         """CP-SAT on the best order, once for each."""

@@ -229,7 +229,7 @@ def _add_start(pool: Pool, order: Order) -> None:
     if few is case:
         pool.add_order(order, _GIVEN)
     elif (found := few.read(order)) is not None:
-        for each in longer(few, case, found):
+        for each in longer(few, case, found, Budget(math.inf, None)):
             pool.add(each.value_ns, each.sequence, each.fused, _GIVEN)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from zbsolve.solver.network import BASE, LIMIT, NET_CHANGE, RANK
 from zbsolve.solver.stretching import Int64, Loop, loops, plans, run_loops
 from zbsolve.solver.tasks import Anneal, Case, Found, Length, Scan, Shrink, run
 
-__all__ = ["longer", "shorter", "smaller_case", "stretched", "turn_over", "worth_shrinking"]
+__all__ = ["longer", "shorter", "small_sizes", "smaller_case", "stretched", "turn_over", "worth_shrinking"]
 
 _TIGHT, _ROOMY = (4, 5, 6), (3, 2, 4)
 """Microbatches of the small problem, in those that are in flight at most: some to fill, some to drain, and what lies
@@ -50,23 +51,24 @@ def turn_over(case: Case) -> int:
     return max(1, min(stages, most))
 
 
-def _small_sizes(case: Case) -> list[int]:
-    """Numbers of microbatches of small problems, so that whole turns are missing."""
+def small_sizes(case: Case) -> list[int]:
+    """Numbers of microbatches of small problems, so that whole turns are missing; none with several routes."""
     turn, microbatches = turn_over(case), case.problem.microbatches
     wanted = _TIGHT if turn < case.problem.placement.stages else _ROOMY
     sizes = [size * turn + (microbatches - size * turn) % turn for size in wanted]
-    return [size for size in sizes if 4 * size <= 3 * microbatches]
+    routes = len(case.problem.placement.routes)
+    return [size for size in sizes if 4 * size <= 3 * microbatches] if routes == 1 else []
 
 
 def worth_shrinking(case: Case) -> bool:
-    """True if the iteration is long enough for a steady part, and there is only one route."""
-    return len(case.problem.placement.routes) == 1 and bool(_small_sizes(case))
+    """True if the iteration is long enough for a steady part."""
+    return bool(small_sizes(case))
 
 
 def stretched(case: Case, task: Shrink, budget: Budget) -> Iterator[Found]:
     """Search a smaller problem and give its best orders, stretched and timed."""
     rng, problem = random.Random(task.seed), case.problem
-    size = rng.choice(_small_sizes(case))
+    size = rng.choice(small_sizes(case))
     few = smaller_case(case, size)
     known = None
     if rng.random() < 0.5:
@@ -77,7 +79,7 @@ def stretched(case: Case, task: Shrink, budget: Budget) -> Iterator[Found]:
         scan = Scan(plain=False, length=_part(budget, rng.choice(_SCAN)), seed=task.seed, keep=30, target_ns=0)
         pool = sorted(_search(few, scan, budget), key=lambda found: found.value_ns)
         if pool:
-            yield from longer(few, case, pool[0])
+            yield from longer(few, case, pool[0], budget)
     runs = _RUNS if few.nodes < _LONG else 1
     for left in range(runs, 0, -1):
         if budget.over or not pool:
@@ -95,26 +97,26 @@ def stretched(case: Case, task: Shrink, budget: Budget) -> Iterator[Found]:
         better = _search(few, anneal, budget)[-1:]
         pool = sorted(pool + better, key=lambda found: found.value_ns)
         for found in better:
-            yield from longer(few, case, found)
+            yield from longer(few, case, found, budget)
 
 
 def smaller_case(case: Case, size: int) -> Case:
     """The same with fewer microbatches."""
-    problem = dataclasses.replace(
-        case.problem, microbatches=size, memory_limit=case.problem.limit_bytes, route_of=None
-    )
+    problem = dataclasses.replace(case.problem, microbatches=size, memory_limit=case.problem.limit_bytes, route_of=None)
     return Case(problem, case.kernels)
 
 
-def longer(few: Case, case: Case, found: Found) -> Iterator[Found]:
+def longer(few: Case, case: Case, found: Found, budget: Budget) -> Iterator[Found]:
     """An order of a small case as orders of a larger one, each better than those before."""
     rows, turn = _rows(few, found), turn_over(case)
     more = case.problem.microbatches - few.problem.microbatches
     sizes = range(1, min(2 * turn + 1, more) + 1)
-    pace = _paces(few, found)
-    there = sorted(loops(rows, few.problem.microbatches, sizes), key=pace)
+    there = _promising(loops(rows, few.problem.microbatches, sizes), turn, _paces(few, found))
     best = None
     for plan in plans(there, more)[:_TRIED]:
+        if budget.over:
+            return
+        budget.spend(1)
         whole = run_loops(rows, found.fused.tolist(), few.problem.microbatches, plan)
         read = whole and case.read_rows(whole[0], whole[1])
         if read and (best is None or read.value_ns < best.value_ns):
@@ -141,7 +143,7 @@ def _rows(case: Case, found: Found) -> list[Int64]:
     return [sequence[rank == r] for r in range(case.problem.placement.ranks)]
 
 
-def _paces(case: Case, found: Found) -> Any:
+def _paces(case: Case, found: Found) -> Callable[[Loop], float]:
     """Gives the time that a loop of an order takes for each of its microbatches."""
     state = new_state(case.network, found.sequence.tolist(), found.fused.tolist(), 0)
     case.kernels.load(case.network, state, case.periodic)
@@ -154,6 +156,21 @@ def _paces(case: Case, found: Found) -> Any:
         return float((ends[:, last] - ends[:, last - loop.size]).mean()) / loop.size
 
     return pace
+
+
+def _promising(there: list[Loop], turn: int, pace: Callable[[Loop], float]) -> list[Loop]:
+    """Loops by their pace, the two best of each size.
+
+    Microbatches that run in flocks follow each other faster than any order could go on for long, so what a
+    loop takes says something only where it holds at least a flock; shorter ones come last.
+    """
+    taken: Counter[int] = Counter()
+    best = []
+    for loop in sorted(there, key=lambda loop: (loop.size + 1 < turn, pace(loop))):
+        taken[loop.size] += 1
+        if taken[loop.size] <= 2:
+            best.append(loop)
+    return best
 
 
 def _part(budget: Budget, share: float) -> Length:

@@ -41,9 +41,12 @@ __all__ = [
     "Publish",
     "Rearrange",
     "Relax",
+    "Rule",
     "Scan",
     "Shrink",
     "Task",
+    "Tune",
+    "Tuned",
     "Warm",
     "run",
 ]
@@ -130,6 +133,27 @@ class Shrink:
     seed: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """What a list scheduler prefers: the value it gave, a plain choice of what is fused, the rule, its chance."""
+
+    value_ns: int
+    choice: int
+    table: NDArray[np.int64]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tune:
+    """Rules of the list scheduler near given ones, on so many microbatches, see `zbsolve.solver.tuning`."""
+
+    microbatches: int
+    rules: tuple[Rule, ...]
+    target_ns: int
+    length: Length
+    seed: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prove:
     """CP-SAT on the whole problem, hinted with an order."""
@@ -163,7 +187,7 @@ class Relax:
     seed: int
 
 
-Task = Warm | Publish | Scan | Anneal | Shrink | Prove | Rearrange | Relax
+Task = Warm | Publish | Scan | Anneal | Shrink | Tune | Prove | Rearrange | Relax
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +208,14 @@ class Bounded:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuned:
+    """The best rules for so many microbatches."""
+
+    microbatches: int
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The end of a task: the steps it took, and whether its worker was lost."""
 
@@ -191,7 +223,7 @@ class Done:
     lost: bool = False
 
 
-Find = Found | Bounded | Done
+Find = Found | Bounded | Tuned | Done
 
 
 @dataclass(eq=False)
@@ -305,6 +337,8 @@ def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -
         _anneal(task, case, budget, hand)
     elif isinstance(task, Shrink):
         _shrink(task, case, budget, hand)
+    elif isinstance(task, Tune):
+        _tune(task, case, budget, hand)
     elif isinstance(task, Prove):
         _prove(task, case, budget, hand)
     elif isinstance(task, Rearrange):
@@ -384,6 +418,12 @@ def _shrink(task: Shrink, case: Case, budget: Budget, hand: Callable[[Find], Non
 
     for found in stretched(case, task, budget):
         hand(found)
+
+
+def _tune(task: Tune, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.tuning import tune
+
+    tune(task, case, budget, hand)
 
 
 def _graph_form(task: Prove | Rearrange, case: Case) -> tuple[Arrays, list[int]]:

@@ -97,13 +97,14 @@ class Arm:
 
 @dataclass(slots=True)
 class Pending:
-    """A task under way."""
+    """A task under way; `opens`: it is done whatever the time."""
 
     arm: Arm
     task: Task
     work: float
     began: float
     gain: float = 0.0
+    opens: bool = False
 
 
 class Director:
@@ -185,10 +186,15 @@ class Director:
         """Hand these out before anything else."""
         self._first.extend(tasks)
 
+    @property
+    def opening(self) -> int:
+        """How many of them are left."""
+        return len(self._first)
+
     def next(self) -> Pending | None:
         """The next task; None if there is nothing to do."""
         if self._first:
-            return Pending(self._opening, self._first.popleft(), 0.0, time.perf_counter())
+            return Pending(self._opening, self._first.popleft(), 0.0, time.perf_counter(), opens=True)
         total = sum(arm.work for arm in self.arms) + 1e-9
         gains = {id(arm): arm.gain / (arm.work + 1e-9) for arm in self.arms}
         top = max(gains.values()) or 1.0
@@ -226,6 +232,8 @@ class Director:
         elif isinstance(find, Done):
             if isinstance(pending.task, Relax):
                 self._relaxing = False
+            if find.lost and pending.opens and self._opening.lost < _LOST:
+                self._first.append(pending.task)
             self.budget.spend(find.steps)
             timed = self.budget.steps is None
             pending.arm.work += (time.perf_counter() - pending.began if timed else find.steps) - pending.work

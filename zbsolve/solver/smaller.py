@@ -8,6 +8,7 @@ list schedules or with an order of the large one that some loops are left out of
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,13 +16,27 @@ from typing import Any
 
 import numpy as np
 
+from zbsolve.opgraph import OpGraph
+from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.compiled import plain
 from zbsolve.solver.moves import END, new_state
-from zbsolve.solver.network import BASE, LIMIT, NET_CHANGE, RANK
-from zbsolve.solver.stretching import Int64, Loop, loops, plans, run_loops
+from zbsolve.solver.network import BASE, LIMIT, NET_CHANGE, RANK, order_of
+from zbsolve.solver.stretching import Int64, Loop, leave_out, loops, plans, run_loops
 from zbsolve.solver.tasks import Anneal, Case, Found, Length, Scan, Shrink, run
+from zbsolve.solver.twins import order_in_turn
+from zbsolve.timetable import Order
 
-__all__ = ["longer", "shorter", "small_sizes", "smaller_case", "stretched", "turn_over", "worth_shrinking"]
+__all__ = [
+    "carried_over",
+    "longer",
+    "shorter",
+    "small_sizes",
+    "smaller_case",
+    "stretched",
+    "turn_over",
+    "worth_shrinking",
+]
 
 _TIGHT, _ROOMY = (4, 5, 6), (3, 2, 4)
 """Microbatches of the small problem, in those that are in flight at most: some to fill, some to drain, and what lies
@@ -122,6 +137,37 @@ def longer(few: Case, case: Case, found: Found, budget: Budget) -> Iterator[Foun
         if read and (best is None or read.value_ns < best.value_ns):
             best = read
             yield best
+
+
+def carried_over(problem: Problem, order: Order) -> Order | None:
+    """An order of a problem with another number of microbatches as an order of this one.
+
+    Parameters
+    ----------
+    problem
+        What is asked.
+    order
+        With more microbatches, of which the last ones are left out, or fewer, and loops that run more often.
+
+    Returns
+    -------
+    The best of these; None if it has no loops or does not fit the memory.
+
+    Raises
+    ------
+    OrderError
+        If it is no order of the problem with its own number of microbatches.
+    """
+    present = 1 + max((op.microbatch or 0 for row in order.rows for op in row), default=0)
+    case = Case(problem, plain())
+    if present > problem.microbatches:
+        order = leave_out(order, problem.microbatches)
+    few = case if present >= problem.microbatches else smaller_case(case, present)
+    graph = OpGraph.build(few.problem, order.rows)  # refuses what is no order of the problem
+    found = few.read(order_in_turn(graph, order))
+    if found is not None and few is not case:
+        found = min(longer(few, case, found, Budget(math.inf, None)), key=lambda each: each.value_ns, default=None)
+    return None if found is None else order_of(problem, found.sequence.tolist(), found.fused.tolist())
 
 
 def shorter(case: Case, few: Case, sequence: Any, fused: Any) -> Found | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -113,7 +114,8 @@ class _Search:
 def _play(case: Case, choices: Sequence[list[int]], rule: Rule, budget: Budget) -> Found | None:
     """The list schedule of a rule, timed."""
     budget.spend(STEPS_A_DRAFT - 1)
-    table: Table = rule.table.tolist() if case.kernels.lists else rule.table.copy()  # drafts lower its limits
+    own: Any = rule.table.copy()  # a draft lowers its limits
+    table: Table = own.tolist() if case.kernels.lists else own
     return draft(case, choices[min(rule.choice, len(choices) - 1)], table, rule.seed, budget)
 
 

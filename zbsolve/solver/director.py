@@ -63,6 +63,12 @@ _CPSAT_NODES = 700
 _PART_NODES = 6_000
 """Beyond this many, reading the model in takes longer than a part is worth."""
 
+_SETTLED = 6_000
+"""Operations of an order that annealing sees enough of in the usual time; of more its share falls."""
+
+_RELAXED = 12_000
+"""Beyond this many, relaxations see only small parts of the problem and are asked for a short time, once for a bound."""
+
 _FIRST = 6
 """Annealing starts before bounds are worked on: what they find tells where the bound has to reach."""
 
@@ -163,6 +169,9 @@ class Director:
             for (name, floor), make in zip(ARMS.items(), propose, strict=True)
             if name not in without
         ]
+        for arm in self.arms:
+            if arm.name == "annealing":
+                arm.floor *= min(1.0, _SETTLED / pool.case.nodes)
 
     def _left(self) -> float:
         """Work left for all workers together."""
@@ -260,7 +269,7 @@ class Director:
             microbatches=size,
             rules=rules,
             target_ns=self._target() if size == whole else 0,
-            length=self._length(0.03, 0.4),
+            length=self._length(0.06, 0.5),
             seed=self._seed(),
         )
 
@@ -321,14 +330,16 @@ class Director:
 
     def _relax(self) -> Relax | None:
         """The bound, one task at a time: with several workers it keeps one of them until the end."""
-        key = (self.pool.incumbent.value_ns, self.pool.incumbent.bound.value_ns)
-        if (self._runs < _FIRST and self._anneals) or self._relaxing or key == self._relaxed:
+        large = self.pool.case.nodes > _RELAXED
+        key = (0 if large else self.pool.incumbent.value_ns, self.pool.incumbent.bound.value_ns)
+        early = self._tunes < 2 if large else self._runs < _FIRST and self._anneals
+        if early or self._relaxing or key == self._relaxed:
             return None
         self._relaxing, self._relaxed = True, key
         return Relax(
             value_ns=self.pool.incumbent.value_ns,
             bound=self.pool.incumbent.bound,
-            length=self._length(1.0, 1.0 if self.size > 1 else 0.4),
+            length=self._length(0.05, 0.1) if large else self._length(1.0, 1.0 if self.size > 1 else 0.4),
             seed=self._seed(),
         )
 

@@ -67,7 +67,7 @@ _SETTLED = 6_000
 """Operations of an order that annealing sees enough of in the usual time; of more its share falls."""
 
 _RELAXED = 12_000
-"""Beyond this many, relaxations see only small parts of the problem and are asked for a short time, once for a bound."""
+"""Beyond this many, relaxations see only small parts of the problem and are asked for a short time."""
 
 _FIRST = 6
 """Annealing starts before bounds are worked on: what they find tells where the bound has to reach."""

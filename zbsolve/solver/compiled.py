@@ -18,14 +18,14 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from zbsolve.solver import listing, moves, walks
+from zbsolve.solver import borders, listing, moves, walks
 from zbsolve.solver.moves import new_state
 from zbsolve.solver.network import Table
 
 __all__ = ["Kernels", "cache_folder", "compiled", "environment", "plain", "ready_to_move"]
 
-_MODULES = (moves, walks, listing)
-_ENTRIES = (listing.list_schedule, moves.load, moves.critical, walks.anneal_moves)
+_MODULES = (moves, walks, listing, borders)
+_ENTRIES = (listing.list_schedule, moves.load, moves.critical, walks.anneal_moves, borders.tails)
 _ROOM = 2**20
 """Bytes that must fit on the disk for the cache to be used."""
 
@@ -40,6 +40,7 @@ class Kernels(NamedTuple):
     load: Callable[..., Any]
     critical: Callable[..., Any]
     anneal_moves: Callable[..., Any]
+    tails: Callable[..., Any]
 
 
 @cache

@@ -31,6 +31,7 @@ from zbsolve.timetable import Order
 
 __all__ = [
     "Anneal",
+    "AnnealParts",
     "Bounded",
     "Case",
     "Done",
@@ -124,6 +125,17 @@ class Anneal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnnealParts:
+    """Annealing of parts of an order, see `zbsolve.solver.parts`."""
+
+    sequence: Int32
+    fused: Int8
+    target_ns: int
+    length: Length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shrink:
     """Orders of a problem with fewer microbatches, stretched; by list schedules, or by an order with loops left out."""
 
@@ -187,7 +199,7 @@ class Relax:
     seed: int
 
 
-Task = Warm | Publish | Scan | Anneal | Shrink | Tune | Prove | Rearrange | Relax
+Task = Warm | Publish | Scan | Anneal | AnnealParts | Shrink | Tune | Prove | Rearrange | Relax
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +347,8 @@ def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -
         _scan(task, case, budget, hand)
     elif isinstance(task, Anneal):
         _anneal(task, case, budget, hand)
+    elif isinstance(task, AnnealParts):
+        _anneal_parts(task, case, budget, hand)
     elif isinstance(task, Shrink):
         _shrink(task, case, budget, hand)
     elif isinstance(task, Tune):
@@ -361,6 +375,7 @@ def _warm(case: Case) -> None:
     ready = ready_to_move(case.kernels, free, state[SEQUENCE][: case.nodes], [0] * case.nodes, 0, case.periodic)
     if ready is not None:
         case.kernels.anneal_moves(free, ready, 1, 1.0, 0, 0.0, case.periodic)
+        case.kernels.tails(free, ready, case.periodic)
 
 
 def _publish(task: Publish, case: Case, hand: Callable[[Find], None]) -> None:
@@ -411,6 +426,12 @@ def _anneal(task: Anneal, case: Case, budget: Budget, hand: Callable[[Find], Non
             told = state[REG][BEST]
             sequence, fused = (np.asarray(state[row][: case.nodes]) for row in (BEST_SEQUENCE, BEST_FUSED))
             hand(Found(int(told), sequence.astype(np.int32), fused.astype(np.int8)))
+
+
+def _anneal_parts(task: AnnealParts, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.parts import anneal_parts
+
+    anneal_parts(task, case, budget, hand)
 
 
 def _shrink(task: Shrink, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:

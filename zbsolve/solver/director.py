@@ -19,6 +19,7 @@ from zbsolve.solver.pool import Entry, Pool
 from zbsolve.solver.smaller import small_sizes, worth_shrinking
 from zbsolve.solver.tasks import (
     Anneal,
+    AnnealParts,
     Bounded,
     Done,
     Find,
@@ -41,6 +42,7 @@ ARMS = {
     "list scheduler, random rule": 0.05,
     "list scheduler, tuned rule": 0.2,
     "annealing": 0.5,
+    "annealing, part of an order": 0.3,
     "steady stretch of a smaller solution": 0.1,
     "CP-SAT": 0.05,
     "CP-SAT, part of an order": 0.05,
@@ -65,6 +67,9 @@ _PART_NODES = 6_000
 
 _SETTLED = 6_000
 """Operations of an order that annealing sees enough of in the usual time; of more its share falls."""
+
+_PARTED = 1_500
+"""From this many on, parts of an order are annealed for themselves."""
 
 _RELAXED = 12_000
 """Beyond this many, relaxations see only small parts of the problem and are asked for a short time."""
@@ -163,7 +168,16 @@ class Director:
         self._tunes = 0
         self._first: deque[Task] = deque()
         self._opening = Arm("published schedules", 0.0, lambda: None)
-        propose = (self._scan, self._tune, self._anneal, self._shrink, self._prove, self._rearrange, self._relax)
+        propose = (
+            self._scan,
+            self._tune,
+            self._anneal,
+            self._anneal_parts,
+            self._shrink,
+            self._prove,
+            self._rearrange,
+            self._relax,
+        )
         self.arms = [
             Arm(name, floor, make)
             for (name, floor), make in zip(ARMS.items(), propose, strict=True)
@@ -172,6 +186,8 @@ class Director:
         for arm in self.arms:
             if arm.name == "annealing":
                 arm.floor *= min(1.0, _SETTLED / pool.case.nodes)
+            elif arm.name == "annealing, part of an order":
+                arm.floor *= min(1.0, pool.case.nodes / _SETTLED)
 
     def _left(self) -> float:
         """Work left for all workers together."""
@@ -291,6 +307,18 @@ class Director:
             ratio=1 / 30,
             target_ns=self._target(),
             length=length,
+            seed=self._seed(),
+        )
+
+    def _anneal_parts(self) -> AnnealParts | None:
+        if not self.warm or self.pool.case.nodes < _PARTED:
+            return None
+        entry = self._good(self.pool.entries)
+        return AnnealParts(
+            sequence=entry.sequence,
+            fused=entry.fused,
+            target_ns=self._target(),
+            length=self._length(0.04, 0.4),
             seed=self._seed(),
         )
 

@@ -67,12 +67,15 @@ def turn_over(case: Case) -> int:
 
 
 def small_sizes(case: Case) -> list[int]:
-    """Numbers of microbatches of small problems, so that whole turns are missing; none with several routes."""
+    """Numbers of microbatches of small problems, so that whole turns are missing.
+
+    None where there is no steady part: with several routes, or microbatches that differ.
+    """
     turn, microbatches = turn_over(case), case.problem.microbatches
     wanted = _TIGHT if turn < case.problem.placement.stages else _ROOMY
     sizes = [size * turn + (microbatches - size * turn) % turn for size in wanted]
-    routes = len(case.problem.placement.routes)
-    return [size for size in sizes if 4 * size <= 3 * microbatches] if routes == 1 else []
+    alike = len(case.problem.placement.routes) == 1 and case.problem.microbatch_factors is None
+    return [size for size in sizes if 4 * size <= 3 * microbatches] if alike else []
 
 
 def worth_shrinking(case: Case) -> bool:

@@ -119,8 +119,14 @@ def stretched(case: Case, task: Shrink, budget: Budget) -> Iterator[Found]:
 
 
 def smaller_case(case: Case, size: int) -> Case:
-    """The same with fewer microbatches."""
-    problem = dataclasses.replace(case.problem, microbatches=size, memory_limit=case.problem.limit_bytes, route_of=None)
+    """The same with fewer microbatches, all alike."""
+    problem = dataclasses.replace(
+        case.problem,
+        microbatches=size,
+        memory_limit=case.problem.limit_bytes,
+        route_of=None,
+        microbatch_factors=None,
+    )
     return Case(problem, case.kernels)
 
 

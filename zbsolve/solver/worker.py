@@ -63,7 +63,10 @@ def main() -> None:
             return
 
         def hand(find: Find, number: int = number) -> None:
-            write_message(out, (number, find))
+            try:
+                write_message(out, (number, find))
+            except BrokenPipeError:
+                os._exit(0)  # nobody waits for it any more
 
         if fast not in cases:
             cases[fast] = Case(problem, compiled() if fast else plain(), network)

@@ -178,6 +178,9 @@ class Processes:
         return self._count
 
     def _dispatch(self) -> None:
+        if not self._workers:
+            while self._waiting:
+                self._note(self._waiting.popleft()[0], Done(lost=True))
         for worker in self._workers:
             if worker.task is None and not worker.ended and self._waiting:
                 number, task, until = self._waiting.popleft()
@@ -231,9 +234,6 @@ class Processes:
             del self._workers[at]
         if lost is not None:
             self._note(lost, Done(lost=True))
-        if not self._workers:
-            while self._waiting:
-                self._note(self._waiting.popleft()[0], Done(lost=True))
 
     def end(self) -> None:
         """See `Crew`."""

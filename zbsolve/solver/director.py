@@ -186,6 +186,8 @@ class Director:
         for arm in self.arms:
             if arm.name == "annealing":
                 arm.floor *= min(1.0, _SETTLED / pool.case.nodes)
+            elif arm.name == "list scheduler, tuned rule":
+                arm.floor *= min(3.0, max(1.0, pool.case.nodes / _SETTLED))
             elif arm.name == "annealing, part of an order":
                 arm.floor *= min(1.0, pool.case.nodes / _SETTLED)
 

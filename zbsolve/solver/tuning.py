@@ -31,6 +31,9 @@ _KEPT = 8
 _RANDOM = 0.25
 """The part of the work for rules of chance, where no rules are given."""
 
+_FRESH = 0.2
+"""The part of the later tries that are of chance, too: the best rules may be far from those found first."""
+
 _REPLAY = 0.2
 """The part of the time that is kept for the large problem."""
 
@@ -84,6 +87,9 @@ class _Search:
             while not first.over:
                 self._try(self._random(), first)
         while not budget.over and self.rules and self.rules[0].value_ns > self._task.target_ns:
+            if self._rng.random() < _FRESH:
+                self._try(self._random(), budget)
+                continue
             old = self.rules[int(len(self.rules) * self._rng.random() ** 2)]
             self._try(changed(old, self._classes, self._rng), budget)
 

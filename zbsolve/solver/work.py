@@ -11,8 +11,8 @@ from zbsolve.solver.tasks import Done, Warm
 
 __all__ = ["Work"]
 
-_PATIENCE_S = 2e-3
-"""Seconds an operation after which a worker that builds a published schedule is given up."""
+_PATIENCE_S, _PATIENCE_A_NODE_S = 60.0, 2e-3
+"""Seconds, and seconds an operation, after which a worker that builds a published schedule is given up."""
 
 _LISTEN_S = 1.0
 """Seconds between two looks at what is still to be done whatever the time."""
@@ -65,6 +65,7 @@ class Work:
 
     def _hand_out(self) -> None:
         director = self.director
+        patience = _PATIENCE_S + _PATIENCE_A_NODE_S * director.pool.case.nodes
         while len(self._pending) < max(1, self.crew.size - (self._warming is not None)):
             if director.budget.over and not director.opening:
                 return
@@ -73,7 +74,7 @@ class Work:
                 return
             until = director.budget.deadline
             if task.opens:
-                until = max(until, time.perf_counter() + _PATIENCE_S * director.pool.case.nodes)
+                until = max(until, time.perf_counter() + patience)
             self._pending[self.crew.submit(task.task, until)] = task
             if self._cold and not director.opening:
                 self._warm_up()

@@ -13,7 +13,7 @@ from zbsolve.simulate import simulate
 from zbsolve.solution import Bound
 from zbsolve.solver import crew, driver, solve
 from zbsolve.solver.budget import Budget
-from zbsolve.solver.compiled import plain
+from zbsolve.solver.compiled import holds_all, plain
 from zbsolve.solver.director import Director
 from zbsolve.solver.incumbent import Incumbent
 from zbsolve.solver.pool import Pool
@@ -45,6 +45,14 @@ def test_workers_build_published_schedules_without_compiled_kernels(monkeypatch,
     problem = unequal(microbatches=20, memory_limit="1x")
     assert solve(problem, time_limit_s=0.05, workers=workers).value_ns <= best_published(problem)
     assert not list(tmp_path.rglob("*.nbi"))
+
+
+def test_a_folder_with_some_kernels_does_not_pass_for_one_with_all(tmp_path):
+    (tmp_path / "listing.list_schedule-229.py311.nbi").touch()
+    assert not holds_all(tmp_path)
+    for number in range(len(plain()) - 1):
+        (tmp_path / f"{number}.nbi").touch()
+    assert holds_all(tmp_path)
 
 
 def test_a_published_schedule_is_built_again_if_its_worker_dies(monkeypatch):

@@ -22,7 +22,7 @@ from zbsolve.solver import borders, listing, moves, walks
 from zbsolve.solver.moves import new_state
 from zbsolve.solver.network import Table
 
-__all__ = ["Kernels", "cache_folder", "compiled", "environment", "plain", "ready_to_move"]
+__all__ = ["Kernels", "cache_folder", "compiled", "environment", "holds_all", "plain", "ready_to_move"]
 
 _MODULES = (moves, walks, listing, borders)
 _ENTRIES = (listing.list_schedule, moves.load, moves.critical, walks.anneal_moves, borders.tails)
@@ -103,7 +103,8 @@ def cache_folder() -> Path | None:
     given = os.environ.get("XDG_CACHE_HOME")
     try:
         root = Path(given) if given else Path.home() / ".cache"
-        source = "".join(inspect.getsource(module) for module in _MODULES)
+        # where the source lies counts, too: numba keeps what it compiled apart by that
+        source = __file__ + "".join(inspect.getsource(module) for module in _MODULES)
         folder = root / "zbsolve" / hashlib.sha256(source.encode()).hexdigest()[:16]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as trial:
@@ -112,6 +113,11 @@ def cache_folder() -> Path | None:
             return folder
     except (OSError, RuntimeError):
         return None
+
+
+def holds_all(folder: Path) -> bool:
+    """True if a folder has every kernel, compiled; a process that was ended at it leaves some."""
+    return sum(1 for _ in folder.rglob("*.nbi")) >= len(_ENTRIES)
 
 
 def environment(folder: Path) -> dict[str, str]:

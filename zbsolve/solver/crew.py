@@ -22,7 +22,7 @@ from collections import deque
 from pathlib import Path
 from typing import Protocol
 
-from zbsolve.solver.compiled import cache_folder, environment
+from zbsolve.solver.compiled import cache_folder, environment, holds_all
 from zbsolve.solver.tasks import Case, Done, Find, Task, Warm, run
 from zbsolve.solver.worker import read_message, write_message
 
@@ -166,7 +166,7 @@ class Processes:
         self._replaced = 0
         folder = cache_folder()
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="zbsolve-")
-        self.compiled = folder is not None and any(folder.rglob("*.nbi"))
+        self.compiled = folder is not None and holds_all(folder)
         self._folder = folder or Path(self._temporary.name if self._temporary else ".")
         self._workers = [_Worker(case, self._folder, self._heard) for _ in range(size)]
 

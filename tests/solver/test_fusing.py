@@ -1,5 +1,6 @@
 import random
 import time
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,13 +43,7 @@ def test_fusing_keeps_the_memory_limit(data):
     problem = data.draw(problems())
     order = random_order(problem, data.draw(st.integers(0, 999)))
     peaks = metrics(simulate(problem, order)).peak_bytes
-    limited = Problem(
-        profile=problem.profile,
-        placement=problem.placement,
-        microbatches=problem.microbatches,
-        memory_limit=peaks,
-        objective=problem.objective,
-    )
+    limited = replace(problem, memory_limit=peaks)
     _, fused = fuse(limited, order, free())
     assert not violations(limited, fused)
 

@@ -278,8 +278,10 @@ class Director:
             return None
         case = self.pool.case
         whole = case.problem.microbatches
-        sizes = [each for size in small_sizes(case) for each in (size, whole)] or [whole]
+        sizes = [*small_sizes(case), whole]
         size = sizes[self._tunes % len(sizes)]
+        # the first ones have to find what the others start from
+        share = 0.15 if case.nodes > _SETTLED and self._tunes < self.size else 0.06
         self._tunes += 1
         # where there are none yet for this number, those for another do
         rules = self._rules.get(size) or next(iter(self._rules.values()), ())
@@ -287,7 +289,7 @@ class Director:
             microbatches=size,
             rules=rules,
             target_ns=self._target() if size == whole else 0,
-            length=self._length(0.06, 0.5),
+            length=self._length(share, 0.5),
             seed=self._seed(),
         )
 

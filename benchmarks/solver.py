@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import resource
 import statistics
 import sys
 import time
@@ -43,6 +45,8 @@ class Row:
     ratio_to_reference: float | None
     seconds: float
     seconds_to_1pct: float | None
+    cpu_seconds: float
+    peak_mib: int
     status: str
     method: str
     bound: str
@@ -91,7 +95,7 @@ def rows(suites: Sequence[Path], *, only: str, time_limit_s: float, gap: float, 
         for memory in instance["memory"]:
             problem = problem_of(instance, memory)
             reference = best_reference(instance, memory)
-            began, near = time.perf_counter(), []
+            began, busy, near = time.perf_counter(), _used()[0], []
 
             def listen(progress: Progress, near: list[float] = near) -> None:
                 if progress.gap <= 0.01:
@@ -115,10 +119,19 @@ def rows(suites: Sequence[Path], *, only: str, time_limit_s: float, gap: float, 
                 ratio_to_reference=None if reference is None else solution.value_ns / reference,
                 seconds=time.perf_counter() - began,
                 seconds_to_1pct=near[0] if near else None,
+                cpu_seconds=_used()[0] - busy,
+                peak_mib=_used()[1],
                 status=solution.status,
                 method=solution.method,
                 bound=solution.bound,
             )
+
+
+def _used() -> tuple[float, int]:
+    """Processor time of this process and its workers so far, and MiB that they have held at most, all at their most."""
+    own, workers = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = own.ru_utime + own.ru_stime + workers.ru_utime + workers.ru_stime
+    return busy, (own.ru_maxrss + len(os.sched_getaffinity(0)) * workers.ru_maxrss) // 1024
 
 
 def show(row: Row) -> str:
@@ -127,7 +140,7 @@ def show(row: Row) -> str:
     near = "     -" if row.seconds_to_1pct is None else f"{row.seconds_to_1pct:6.1f}"
     return (
         f"{row.instance:<22} {row.memory:>6} {row.period_ns:>12} {row.lower_bound_ns:>12} {row.gap:7.2%} {ratio} "
-        f"{row.seconds:6.1f} s {near} {row.method} / {row.bound}"
+        f"{row.seconds:6.1f} s {near} {row.cpu_seconds:6.1f} s {row.peak_mib:5} MiB {row.method} / {row.bound}"
     )
 
 

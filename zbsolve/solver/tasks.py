@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from zbsolve.timetable import Order
 
 __all__ = [
     "Anneal",
+    "AnnealParts",
     "Bounded",
     "Case",
     "Done",
@@ -41,9 +42,12 @@ __all__ = [
     "Publish",
     "Rearrange",
     "Relax",
+    "Rule",
     "Scan",
     "Shrink",
     "Task",
+    "Tune",
+    "Tuned",
     "Warm",
     "run",
 ]
@@ -121,9 +125,43 @@ class Anneal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shrink:
-    """Orders of a problem with fewer microbatches, stretched."""
+class AnnealParts:
+    """Annealing of parts of an order, see `zbsolve.solver.parts`."""
 
+    sequence: Int32
+    fused: Int8
+    target_ns: int
+    length: Length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shrink:
+    """Orders of a problem with fewer microbatches, stretched; by list schedules, or by an order with loops left out."""
+
+    sequence: Int32
+    fused: Int8
+    length: Length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """What a list scheduler prefers: the value it gave, a plain choice of what is fused, the rule, its chance."""
+
+    value_ns: int
+    choice: int
+    table: NDArray[np.int64]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tune:
+    """Rules of the list scheduler near given ones, on so many microbatches, see `zbsolve.solver.tuning`."""
+
+    microbatches: int
+    rules: tuple[Rule, ...]
+    target_ns: int
     length: Length
     seed: int
 
@@ -161,7 +199,7 @@ class Relax:
     seed: int
 
 
-Task = Warm | Publish | Scan | Anneal | Shrink | Prove | Rearrange | Relax
+Task = Warm | Publish | Scan | Anneal | AnnealParts | Shrink | Tune | Prove | Rearrange | Relax
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +220,14 @@ class Bounded:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuned:
+    """The best rules for so many microbatches."""
+
+    microbatches: int
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The end of a task: the steps it took, and whether its worker was lost."""
 
@@ -189,7 +235,7 @@ class Done:
     lost: bool = False
 
 
-Find = Found | Bounded | Done
+Find = Found | Bounded | Tuned | Done
 
 
 @dataclass(eq=False)
@@ -244,7 +290,10 @@ class Case:
 
     def read(self, order: Order) -> Found | None:
         """An order of the problem, timed; None if it can never finish or exceeds the memory."""
-        rows, fused = nodes_of(self.problem, order)
+        return self.read_rows(*nodes_of(self.problem, order))
+
+    def read_rows(self, rows: Sequence[Sequence[int]], fused: Sequence[int]) -> Found | None:
+        """The same for rows of nodes, ghosts behind their B, and by node whether it is fused."""
         sequence = sequence_of(self.arrays, rows)
         if sequence is None:
             return None
@@ -305,8 +354,12 @@ def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -
         _scan(task, case, budget, hand)
     elif isinstance(task, Anneal):
         _anneal(task, case, budget, hand)
+    elif isinstance(task, AnnealParts):
+        _anneal_parts(task, case, budget, hand)
     elif isinstance(task, Shrink):
         _shrink(task, case, budget, hand)
+    elif isinstance(task, Tune):
+        _tune(task, case, budget, hand)
     elif isinstance(task, Prove):
         _prove(task, case, budget, hand)
     elif isinstance(task, Rearrange):
@@ -329,6 +382,7 @@ def _warm(case: Case) -> None:
     ready = ready_to_move(case.kernels, free, state[SEQUENCE][: case.nodes], [0] * case.nodes, 0, case.periodic)
     if ready is not None:
         case.kernels.anneal_moves(free, ready, 1, 1.0, 0, 0.0, case.periodic)
+        case.kernels.tails(free, ready, case.periodic)
 
 
 def _publish(task: Publish, case: Case, hand: Callable[[Find], None]) -> None:
@@ -381,11 +435,23 @@ def _anneal(task: Anneal, case: Case, budget: Budget, hand: Callable[[Find], Non
             hand(Found(int(told), sequence.astype(np.int32), fused.astype(np.int8)))
 
 
+def _anneal_parts(task: AnnealParts, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.parts import anneal_parts
+
+    anneal_parts(task, case, budget, hand)
+
+
 def _shrink(task: Shrink, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
     from zbsolve.solver.smaller import stretched
 
-    for found in stretched(case, budget, task.seed):
+    for found in stretched(case, task, budget):
         hand(found)
+
+
+def _tune(task: Tune, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.tuning import tune
+
+    tune(task, case, budget, hand)
 
 
 def _graph_form(task: Prove | Rearrange, case: Case) -> tuple[Arrays, list[int]]:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fuzz [--problems N] [--seed S]`: is every answer valid, and every bound true?
+"""Is every answer valid, and every bound true? `python -m benchmarks.fuzz [--problems N] [--seed S]`.
 
 Draws random small problems of every shape, solves each, and holds values and bounds against the rules and
 against optima found by another model. Counts what was checked; the exit code is 1 if anything failed.
@@ -20,13 +20,13 @@ from benchmarks.fuzz.oracle import Reading
 from benchmarks.fuzz.shapes import KINDS, draw
 
 
-def one(seed: int, number: int, kinds: list[str], seconds: float) -> dict[str, Any]:
+def one(seed: int, number: int, kinds: list[str], seconds: float, deep: float) -> dict[str, Any]:
     """Draw and judge problem `number`; the same again for the same seed and number."""
     rng = random.Random(f"{seed} {number}")
     kind = kinds[number % len(kinds)]
     problem = draw(kind, rng)
     began = time.process_time()
-    report = judge(problem, rng, seconds=seconds)
+    report = judge(problem, rng, seconds=seconds, deep=deep)
     return {
         "number": number,
         "kind": kind,
@@ -65,6 +65,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first problem (default: 0)")
     parser.add_argument("--only", default="", help="only kinds whose name contains this")
     parser.add_argument("--oracle-seconds", type=float, default=3.0, help="for one optimum (default: 3)")
+    parser.add_argument("--deep", type=float, default=0.3, help="of how many to look at each relaxation (default: 0.3)")
     parser.add_argument("--log", type=Path, help="a file with a line a problem; what stands there is not done again")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     given = parser.parse_args()
@@ -78,7 +79,7 @@ def main() -> int:
     for number in range(given.first, given.first + given.problems):
         if number in done:
             continue
-        line = one(given.seed, number, kinds, given.oracle_seconds)
+        line = one(given.seed, number, kinds, given.oracle_seconds, given.deep)
         lines.append(line)
         if given.log is not None:
             with given.log.open("a") as log:

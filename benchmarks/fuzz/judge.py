@@ -67,7 +67,7 @@ class _Known:
     optimal: bool = False
 
 
-def judge(problem: Problem, rng: random.Random, *, seconds: float = 3.0) -> Report:
+def judge(problem: Problem, rng: random.Random, *, seconds: float, deep: float) -> Report:
     """Solve a problem and hold everything about it against the rules and the optimum.
 
     Parameters
@@ -78,16 +78,18 @@ def judge(problem: Problem, rng: random.Random, *, seconds: float = 3.0) -> Repo
         Decides which configurations and which relaxations are tried.
     seconds
         For the oracle.
+    deep
+        How often relaxations, their stretches and CP-SAT are looked at by themselves as well, which is slow.
     """
     report = Report()
     try:
-        _judge(problem, rng, report, seconds)
+        _judge(problem, rng, report, seconds, deep)
     except Exception:
         report.faults.append("crashed: " + traceback.format_exc()[-1500:])
     return report
 
 
-def _judge(problem: Problem, rng: random.Random, report: Report, seconds: float) -> None:
+def _judge(problem: Problem, rng: random.Random, report: Report, seconds: float, deep: float) -> None:
     reading = Reading(problem)
     options: dict[str, Any] = {
         "work_limit": rng.choice([1, 100, 1_000, 5_000, _IN_THIS_PROCESS]),
@@ -123,9 +125,11 @@ def _judge(problem: Problem, rng: random.Random, report: Report, seconds: float)
         report.counts["optimum found"] += solution.value_ns == known.value_ns
         report.counts["optimum proven"] += solution.status == "optimal"
     _formulas(problem, known, report)
-    _cpsat_alone(problem, reading, known, rng, report)
-    if line.reads(problem):
-        _relaxations(problem, known, rng, report)
+    if rng.random() < deep:
+        _cpsat_alone(problem, reading, known, rng, report)
+        if line.reads(problem):
+            _relaxations(problem, known, rng, report)
+            _stretches(problem, reading, rng, report, seconds)
     _certificates(problem, solution, known, rng, report)
     _related(problem, reading, solution, known, rng, options, report)
 
@@ -231,7 +235,7 @@ def _serial(reading: Reading) -> Rows:
 
 def _cpsat_alone(problem: Problem, reading: Reading, known: _Known, rng: random.Random, report: Report) -> None:
     """CP-SAT on the whole, from a poor order and from a good one, in exact and in rounded times."""
-    if rng.random() < 0.4 or 3 * reading.stages * reading.microbatches > 2 * _ORACLE_OPERATIONS:
+    if 3 * reading.stages * reading.microbatches > 2 * _ORACLE_OPERATIONS:
         return
     case = Case(problem, plain())
     begin = case.read(reading.order(rng.choice([_serial(reading), known.rows])))
@@ -315,7 +319,7 @@ def _relaxations(problem: Problem, known: _Known, rng: random.Random, report: Re
         ("windows", windows),
         ("improve_bound", improved),
     ]
-    for name, prove in rng.sample(tried, 3):
+    for name, prove in rng.sample(tried, 2):
         value, said = prove()
         what = f"{name}, rounded" if unit and name != "improve_bound" else name
         report.expect(value <= known.value_ns, f"holds: {what}", value, said, "true", known.value_ns, "told", high)
@@ -326,8 +330,38 @@ def _relaxations(problem: Problem, known: _Known, rng: random.Random, report: Re
                 report.expect(
                     verdict.status != "wrong" or value == 0, "what a relaxation proves is not called wrong", said, value
                 )
-        verdict = verify_bound(problem, Bound(known.value_ns + 1, said), time_limit_s=1.0)
+        verdict = verify_bound(problem, Bound(known.value_ns + 1, said), time_limit_s=0.5)
         report.expect(not verdict.ok, "nothing above the optimum verifies", said, known.value_ns + 1)
+
+
+def _stretches(problem: Problem, reading: Reading, rng: random.Random, report: Report, seconds: float) -> None:
+    """Prefixes and suffixes one by one, held against the least that any order makes of such a stretch."""
+    p, m = reading.stages, reading.microbatches
+    if m < 2 or 3 * p * m > _ORACLE_OPERATIONS * 2 // 3:
+        return
+    unit, mark = rng.choice([line.exact_unit(problem), line.exact_unit(problem), 2, 3]), rng.randrange(p)
+    read = line.read_line(problem, unit)
+    proven = Windows(read, 2 * read.serial + 5, tuple(range(p)), mark)
+    work = 0.0
+    for done in climb(proven, longest=m, limits=lambda patience: _limits(rng)):
+        work += done
+        if work > 0.15:
+            break
+    for kind, known in (("prefix", proven.prefixes), ("suffix", proven.suffixes)):
+        sizes = [size for size, least in known.items() if least and size < m]
+        if not sizes:
+            continue
+        size = max(sizes) if rng.random() < 0.5 else rng.choice(sizes)
+        first = rng.randint(0, m - 1 - size) if kind == "prefix" else m - size
+        begin, until = ("F", mark, first), [("F", mark, first + size)]
+        last = reading.duration(until[0])  # a prefix ends where that F starts
+        if kind == "suffix":
+            everywhere = range(p) if problem.objective == "makespan" else [0]
+            last, until = 0, [(letter, s, j) for letter in "BW" for s in everywhere for j in range(m)]
+        claimed = known[size] * unit
+        found = best_within(reading, claimed - 1 + last, seconds=seconds, stretch=(begin, until))
+        report.counts[f"{kind} by itself, certain"] += found.certain
+        report.expect(found.rows is None, f"holds: {kind} by itself", size, mark, unit, claimed, found.value_ns, first)
 
 
 def _limits(rng: random.Random) -> Limits:
@@ -339,7 +373,7 @@ def _certificates(problem: Problem, solution: Solution, known: _Known, rng: rand
     verdict = verify_bound(problem, Bound(solution.lower_bound_ns, solution.bound), time_limit_s=3.0)
     report.expect(verdict.status != "wrong", "the answer's bound is not called wrong", solution.bound, verdict.message)
     report.counts[f"own bound: {verdict.status}"] += 1
-    for more in (1, rng.randint(2, 5 + known.value_ns)):
+    for more in [rng.choice((1, 1, rng.randint(2, 5 + known.value_ns)))]:
         false = Bound(
             known.value_ns + more, rng.choice([solution.bound, solution.bound, "load", "counting", "CP-SAT", "?"])
         )

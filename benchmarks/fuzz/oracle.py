@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -49,6 +49,7 @@ class Reading:
         ]
 
     def rank(self, stage: int, microbatch: int) -> int:
+        """The rank of a stage of a microbatch."""
         return self.routes[self.route_of[microbatch]][stage]
 
     def lag(self, a: int, b: int, size: int) -> int:
@@ -63,6 +64,7 @@ class Reading:
         return int(link.latency_ns + (0 if speed is None else math.ceil(Fraction(size * 10**9, speed))))
 
     def duration(self, name: Name) -> int:
+        """In ns."""
         cost = self.costs[name[1]]
         return {
             "F": cost.forward_ns,
@@ -79,12 +81,15 @@ class Reading:
         return max(0, change) + cost.workspace_bytes, change
 
     def rows(self, order: Order) -> Rows:
+        """An order as this module writes it."""
         return [[(LETTERS[op.kind], op.stage, op.microbatch or 0) for op in row] for row in order.rows]
 
     def order(self, rows: Rows) -> Order:
+        """The same back."""
         return Order(tuple(tuple(Op(KINDS[letter], stage, j) for letter, stage, j in row) for row in rows))
 
     def peaks(self, rows: Rows) -> list[int]:
+        """The most bytes of each rank."""
         peaks = []
         for static, row in zip(self.static, rows, strict=True):
             most = level = static
@@ -184,13 +189,21 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found: rows of the least value, none if there are none, and whether that is certain."""
+    """What was found: rows of the least value in whole ns, none if there are none, and whether that is certain."""
 
     certain: bool
     rows: Rows | None
+    value_ns: int = 0
 
 
-def best_within(reading: Reading, most: int, *, seconds: float, any_turn: bool) -> Found:
+def best_within(
+    reading: Reading,
+    most: int,
+    *,
+    seconds: float,
+    any_turn: bool = False,
+    stretch: tuple[Name, Sequence[Name]] | None = None,
+) -> Found:
     """The best order with a value of at most `most`.
 
     Parameters
@@ -203,6 +216,8 @@ def best_within(reading: Reading, most: int, *, seconds: float, any_turn: bool) 
         Wall time.
     any_turn
         Whether microbatches of one route may overtake each other. To forbid it loses nothing and is faster.
+    stretch
+        Minimise the time from the start of the first to the latest end of the others, whatever the objective.
     """
     from ortools.sat.python import cp_model
 
@@ -262,7 +277,13 @@ def best_within(reading: Reading, most: int, *, seconds: float, any_turn: bool) 
                     after(("B", s, b), ("B", s, a))
     value = model.new_int_var(0, most, "")
     for r in range(reading.ranks):
-        _rank(reading, model, [n for n in names if reading.rank(n[1], n[2]) == r], r, fused, after, start, end, value)
+        own = [name for name in names if reading.rank(name[1], name[2]) == r]
+        _rank(reading, model, own, r, fused, after)
+        spans = [] if stretch else itertools.product(own, own if reading.periodic else own[:1])
+        for a, b in spans:
+            model.add(value >= end[a] - (start[b] if reading.periodic else 0))
+    for name in stretch[1] if stretch else ():
+        model.add(value >= end[name] - start[stretch[0]])
     model.minimize(value)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -275,7 +296,7 @@ def best_within(reading: Reading, most: int, *, seconds: float, any_turn: bool) 
         whole = bool(solver.value(fused[s, j]))
         if not (letter == "W" and whole):
             rows[reading.rank(s, j)].append(("D" if letter == "B" and whole else letter, s, j))
-    return Found(status == cp_model.OPTIMAL, rows)
+    return Found(status == cp_model.OPTIMAL, rows, int(solver.value(value)))
 
 
 def _rank(
@@ -285,20 +306,14 @@ def _rank(
     rank: int,
     fused: dict[tuple[int, int], Any],
     after: Any,
-    start: dict[Name, Any],
-    end: dict[Name, Any],
-    value: Any,
 ) -> None:
-    """One operation at a time, its span, and its memory as a sum over what stands ahead of each operation."""
+    """One operation at a time, and memory as a sum over what stands ahead of each operation."""
     ahead: dict[tuple[Name, Name], Any] = {}
     for a, b in itertools.combinations(own, 2):
         first = model.new_bool_var("")
         ahead[a, b], ahead[b, a] = first, first.negated()
         after(b, a, 0, first)
         after(a, b, 0, first.negated())
-    for a in own:
-        for b in own if reading.periodic else own[:1]:
-            model.add(value >= end[a] - (start[b] if reading.periodic else 0))
     limit = reading.limits[rank]
     if limit is None:
         return

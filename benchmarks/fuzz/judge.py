@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
+import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from click.testing import CliRunner
 
 from benchmarks.fuzz.oracle import Reading, Rows, best_within
 from zbsolve.bounds import lower_bounds, smallest_limits
 from zbsolve.catalog import baseline, schedules
 from zbsolve.check import violations
+from zbsolve.cli import main as cli
 from zbsolve.errors import Infeasible, NothingFound, ScheduleConditionError
+from zbsolve.files import timetable_bytes
+from zbsolve.metrics import metrics
 from zbsolve.problem import Problem
 from zbsolve.profile import Profile
+from zbsolve.simulate import simulate
 from zbsolve.solution import Bound, Solution
 from zbsolve.solver import cpsat, line
 from zbsolve.solver.certificate import verify_bound
@@ -37,6 +46,8 @@ __all__ = ["Report", "judge"]
 
 _IN_THIS_PROCESS = 19_000
 """A solve with a work limit below 20 000 starts no worker processes."""
+
+_BYTES = ("activation_bytes", "backward_weight_bytes", "workspace_bytes", "static_bytes", "output_bytes")
 
 _TIMES = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns")
 
@@ -97,12 +108,14 @@ def _judge(problem: Problem, rng: random.Random, report: Report, seconds: float,
         "seed": rng.randrange(1000),
         "gap": rng.choice([0.0, 0.0, 0.0, 0.03]),
     }
+    if rng.random() < deep / 2:
+        options |= {"work_limit": None, "time_limit_s": rng.choice([0.02, 0.2, 1.0])}
     fits = all(
         limit is None or limit >= least for limit, least in zip(reading.limits, _one_at_a_time(reading), strict=True)
     )
     try:
         with _no_false_bounds(report):
-            solution = solve(problem, time_limit_s=60.0, **options)
+            solution = solve(problem, **{"time_limit_s": 60.0, **options})
     except Infeasible:
         report.expect(not fits, "infeasible only where nothing fits")
         return
@@ -114,7 +127,7 @@ def _judge(problem: Problem, rng: random.Random, report: Report, seconds: float,
     known = _Known(rows, reading.value(rows))
     _answer(problem, reading, solution, known, report)
     _published(
-        problem, reading, solution, known, report, thorough=not options["gap"] and options["work_limit"] >= 1_000
+        problem, reading, solution, known, report, thorough=not options["gap"] and (options["work_limit"] or 0) >= 1_000
     )
     _find_better(reading, known, report, rng, seconds)
     report.expect(solution.lower_bound_ns <= known.value_ns, "the bound of the answer holds", solution.bound, options)
@@ -131,6 +144,8 @@ def _judge(problem: Problem, rng: random.Random, report: Report, seconds: float,
             _relaxations(problem, known, rng, report)
             _stretches(problem, reading, rng, report, seconds)
     _certificates(problem, solution, known, rng, report)
+    if rng.random() < deep / 2:
+        _files(problem, reading, solution, known, report)
     _related(problem, reading, solution, known, rng, options, report)
 
 
@@ -381,6 +396,37 @@ def _certificates(problem: Problem, solution: Solution, known: _Known, rng: rand
         report.expect(not verdict.ok, "no false bound verifies", false)
 
 
+def _files(problem: Problem, reading: Reading, solution: Solution, known: _Known, report: Report) -> None:
+    """`zbsolve check --bound` on the answer's file, and on one of a poor order that claims more than the optimum."""
+
+    def check(given: Solution) -> tuple[int, str]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "t.json")
+            path.write_bytes(timetable_bytes(given))
+            done = CliRunner().invoke(cli, ["check", str(path), "--bound", "--bound-time", "2", "--json"])
+        return done.exit_code, json.loads(done.stdout).get("verdict", "")
+
+    code, verdict = check(solution)
+    report.expect(code == 0 and verdict != "wrong", "check --bound accepts the answer's file", code, verdict)
+    poor = simulate(problem, reading.order(_serial(reading)))
+    figures = metrics(poor)
+    value = figures.period_ns if problem.objective == "period" else figures.makespan_ns
+    if value <= known.value_ns or reading.fault(_serial(reading)):
+        return
+    false = replace(
+        solution,
+        timetable=poor,
+        metrics=figures,
+        value_ns=value,
+        lower_bound_ns=known.value_ns + 1,
+        status="optimal" if value == known.value_ns + 1 else "feasible",
+        gap=value / (known.value_ns + 1) - 1,
+    )
+    code, verdict = check(false)
+    report.expect(verdict != "verified", "check --bound verifies no false claim", solution.bound, known.value_ns + 1)
+    report.counts[f"false claims in files: {verdict}"] += 1
+
+
 def _related(
     problem: Problem,
     reading: Reading,
@@ -392,9 +438,9 @@ def _related(
 ) -> None:
     """Other problems of which something follows, and the same one again."""
     choice = rng.randrange(5)
-    options = options | {"time_limit_s": 60.0}
+    options = {"time_limit_s": 60.0, **options}
     start = reading.order(known.rows)
-    if choice == 0:
+    if choice == 0 and options["work_limit"] is not None:
         again = solve(problem, **options)
         same = (again.timetable.order, again.value_ns, again.lower_bound_ns, again.bound)
         expected = (solution.timetable.order, solution.value_ns, solution.lower_bound_ns, solution.bound)
@@ -416,14 +462,21 @@ def _related(
                 free.lower_bound_ns <= solution.value_ns, "a bound for more memory holds for less", free.bound
             )
     elif choice == 3 and all(e.bytes_per_second is None for e in (reading.link, *reading.link.overrides)):
-        factor = rng.choice([2, 3, 10, 1_000])
-        scaled = solve(_scaled(problem, factor), **options)
+        factor, size = rng.choice([2, 3, 10, 1_000, 10**13]), rng.choice([1, 3, 1_000, 10**14])
+        other = _scaled(problem, factor, size)
+        with _no_false_bounds(report):
+            scaled = solve(other, **options)
         exact = reading.exact(known.rows) * factor
-        report.expect(scaled.lower_bound_ns <= math.ceil(exact), "a bound scales with the costs", scaled.bound, factor)
-        timed = Reading(_scaled(problem, factor)).value(known.rows)
-        report.expect(timed == math.ceil(exact), "a value scales with the costs", timed, factor)
+        report.expect(scaled.lower_bound_ns <= math.ceil(exact), "a bound scales", scaled.bound, factor, size)
+        timed = Reading(other).value(known.rows)
+        report.expect(timed == math.ceil(exact), "a value scales", timed, factor)
+        simulated = simulate(other, start)
+        value = simulated.period_ns if reading.periodic else simulated.makespan_ns
+        report.expect(value == timed, "a simulated value scales", value, timed, factor)
+        found = violations(other, scaled.timetable, claimed_ns=scaled.value_ns)
+        report.expect(not found, "the answer to scaled costs passes the check", found[:1])
         if known.optimal:
-            report.expect(scaled.value_ns > factor * (known.value_ns - 1), "an optimum scales with the costs", factor)
+            report.expect(scaled.value_ns > factor * (known.value_ns - 1), "an optimum scales", factor, size)
     elif choice == 4:
         for allow in ({"split"}, {"fused"}):
             if allow < problem.allow:
@@ -437,13 +490,15 @@ def _related(
                 report.expect(solution.lower_bound_ns <= other.value_ns, "a bound holds for fewer choices", allow)
 
 
-def _scaled(problem: Problem, factor: int) -> Problem:
-    """All times by a factor; only for links without a bandwidth, where nothing is rounded up."""
+def _scaled(problem: Problem, factor: int, size: int) -> Problem:
+    """All times and all bytes by a factor; only for links without a bandwidth, where nothing is rounded up."""
     profile = problem.profile
-    stages = tuple(replace(c, **{name: getattr(c, name) * factor for name in _TIMES}) for c in profile.stages)
+    by = dict.fromkeys(_TIMES, factor) | dict.fromkeys(_BYTES, size)
+    stages = tuple(replace(c, **{name: getattr(c, name) * k for name, k in by.items()}) for c in profile.stages)
+    limits = tuple(None if limit is None else limit * size for limit in problem.limit_bytes)
     overrides = tuple(replace(o, latency_ns=o.latency_ns * factor) for o in profile.link.overrides)
     link = replace(profile.link, latency_ns=profile.link.latency_ns * factor, overrides=overrides)
-    return replace(problem, profile=Profile(stages=stages, link=link))
+    return replace(problem, profile=Profile(stages=stages, link=link), memory_limit=limits)
 
 
 def _relabelled(reading: Reading, rows: Rows, rng: random.Random) -> Order:

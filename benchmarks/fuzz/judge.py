@@ -367,7 +367,7 @@ def _stretches(problem: Problem, reading: Reading, rng: random.Random, report: R
         if not sizes:
             continue
         size = max(sizes) if rng.random() < 0.5 else rng.choice(sizes)
-        first = rng.randint(0, m - 1 - size) if kind == "prefix" else m - size
+        first = 0 if kind == "prefix" else m - size  # where the fewest others are in the way
         begin, until = ("F", mark, first), [("F", mark, first + size)]
         last = reading.duration(until[0])  # a prefix ends where that F starts
         if kind == "suffix":

@@ -40,13 +40,17 @@ def one(seed: int, number: int, kinds: list[str], seconds: float, deep: float) -
 
 def summary(lines: list[dict[str, Any]], most_shown: int = 5) -> str:
     """Counts by kind and by check, and the first faults in full."""
-    text = [f"{'kind':<30} {'problems':>8} {'optimum known':>14} {'found':>7} {'proven':>7} {'faults':>7}"]
+    text = [
+        f"{'kind':<30} {'problems':>8} {'optimum known':>14} {'found':>7} {'with more work':>15} {'proven':>7} {'faults':>7}"
+    ]
     for kind in KINDS:
         mine = [line for line in lines if line["kind"] == kind]
         total = sum((Counter(line["counts"]) for line in mine), Counter[str]())
-        known, found, proven = (total[f"optimum {word}"] for word in ("known", "found", "proven"))
+        known, found, more, proven = (
+            total[f"optimum {word}"] for word in ("known", "found", "found with more work", "proven")
+        )
         faults = sum(len(line["faults"]) for line in mine)
-        text.append(f"{kind:<30} {len(mine):>8} {known:>14} {found:>7} {proven:>7} {faults:>7}")
+        text.append(f"{kind:<30} {len(mine):>8} {known:>14} {found:>7} {found + more:>15} {proven:>7} {faults:>7}")
     total = sum((Counter(line["counts"]) for line in lines), Counter[str]())
     text += ["", *(f"{count:>9}  {what}" for what, count in sorted(total.items()))]
     faulty = [line for line in lines if line["faults"]]

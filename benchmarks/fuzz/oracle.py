@@ -88,6 +88,16 @@ class Reading:
         """The same back."""
         return Order(tuple(tuple(Op(KINDS[letter], stage, j) for letter, stage, j in row) for row in rows))
 
+    def serial(self) -> Rows:
+        """One microbatch after the other, as poor an order as there is; split where that is allowed."""
+        rows: Rows = [[] for _ in range(self.ranks)]
+        for j in range(self.microbatches):
+            for s in range(self.stages):
+                rows[self.rank(s, j)].append(("F", s, j))
+            for s in reversed(range(self.stages)):
+                rows[self.rank(s, j)] += [("B", s, j), ("W", s, j)] if self.may_split else [("D", s, j)]
+        return rows
+
     def peaks(self, rows: Rows) -> list[int]:
         """The most bytes of each rank."""
         peaks = []
@@ -108,18 +118,19 @@ class Reading:
                 letter, s, j = name
                 needs: list[tuple[Name, int]] = [] if before is None else [(before, 0)]
                 if letter == "F" and s:
-                    needs.append((("F", s - 1, j), self._boundary(s - 1, j, down=True)))
+                    needs.append((("F", s - 1, j), self.boundary(s - 1, j, down=True)))
                 if letter == "W":
                     needs.append((("B", s, j), 0))
                 if letter in "BD":
                     needs.append((("F", s, j), 0))
                     if s < self.stages - 1:
                         after = ("D", s + 1, j) if ("D", s + 1, j) in there else ("B", s + 1, j)
-                        needs.append((after, self._boundary(s, j, down=False)))
+                        needs.append((after, self.boundary(s, j, down=False)))
                 waits[name] = needs
         return waits
 
-    def _boundary(self, stage: int, j: int, *, down: bool) -> int:
+    def boundary(self, stage: int, j: int, *, down: bool) -> int:
+        """The lag over the boundary after a stage, of an output or of a gradient."""
         a, b = self.rank(stage, j), self.rank(stage + 1, j)
         return self.lag(*((a, b) if down else (b, a)), self.costs[stage].output_bytes)
 
@@ -235,7 +246,7 @@ def best_within(
         c.forward_ns + max(c.backward_input_ns + c.backward_weight_ns, c.backward_ns) for c in reading.costs
     ) * len(microbatches)
     horizon += sum(
-        reading._boundary(s, j, down=down) for s in stages[:-1] for j in microbatches for down in (True, False)
+        reading.boundary(s, j, down=down) for s in stages[:-1] for j in microbatches for down in (True, False)
     )
     horizon = min(horizon, reading.ranks * (most + 1) + horizon)
     start = {name: model.new_int_var(0, horizon, "") for name in names}
@@ -265,8 +276,8 @@ def best_within(
         else:
             model.add(start["W", s, j] == end["B", s, j]).only_enforce_if(fused[s, j])
         if s:
-            after(("F", s, j), ("F", s - 1, j), reading._boundary(s - 1, j, down=True))
-            after(("B", s - 1, j), ("B", s, j), reading._boundary(s - 1, j, down=False))
+            after(("F", s, j), ("F", s - 1, j), reading.boundary(s - 1, j, down=True))
+            after(("B", s - 1, j), ("B", s, j), reading.boundary(s - 1, j, down=False))
     for route in set(reading.route_of):
         alike = [j for j in microbatches if reading.route_of[j] == route]
         for a, b in itertools.pairwise(alike):

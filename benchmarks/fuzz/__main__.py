@@ -41,7 +41,8 @@ def one(seed: int, number: int, kinds: list[str], seconds: float, deep: float) -
 def summary(lines: list[dict[str, Any]], most_shown: int = 5) -> str:
     """Counts by kind and by check, and the first faults in full."""
     text = [
-        f"{'kind':<30} {'problems':>8} {'optimum known':>14} {'found':>7} {'with more work':>15} {'proven':>7} {'faults':>7}"
+        f"{'kind':<30} {'problems':>8} {'optimum known':>14} {'found':>7} {'with more work':>15} "
+        f"{'proven':>7} {'faults':>7}"
     ]
     for kind in KINDS:
         mine = [line for line in lines if line["kind"] == kind]

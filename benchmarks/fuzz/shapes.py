@@ -1,7 +1,7 @@
 """Random small problems, each of a kind that something could get wrong.
 
-Every kind draws at most four ranks and eight microbatches. What a kind does not fix is drawn from a mixture that
-is full of zeros, ties and odd fused backwards.
+All but one draw at most four ranks, and all at most eight microbatches. What a kind does not fix is drawn from a
+mixture that is full of zeros, ties and odd fused backwards.
 """
 
 from __future__ import annotations
@@ -182,6 +182,7 @@ KINDS: dict[str, Callable[[random.Random], _Plan]] = {
     "workspace": lambda r: _plain(r, costs=_with(workspace_bytes=lambda r, c: r.randint(1, 6))),
     "static bytes": lambda r: _plain(r, costs=_with(static_bytes=lambda r, c: r.randint(1, 20))),
     "fewer microbatches than ranks": _few,
+    "five ranks": lambda r: _plain(r, ranks=5, microbatches=r.randint(1, 3)),
     "one rank": lambda r: _plain(r, ranks=1, microbatches=r.randint(1, 8)),
     "zero times": lambda r: _plain(
         r,

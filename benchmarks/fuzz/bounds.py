@@ -20,8 +20,8 @@ from zbsolve.solver.windows import Windows, climb
 
 __all__ = ["by_themselves", "certificates", "formulas"]
 
-_WORK = 0.15
-"""CP-SAT's deterministic time for the windows of one problem."""
+_WORK = (0.15, 0.15, 0.15, 1.0)
+"""CP-SAT's deterministic time for the windows of one problem: one of these."""
 
 
 def formulas(trial: Trial) -> None:
@@ -94,7 +94,7 @@ def _cpsat(trial: Trial) -> None:
 
 
 def _limits(trial: Trial) -> Limits:
-    return Limits(seconds=10.0, deterministic=0.05, seed=trial.rng.randrange(1000))
+    return Limits(seconds=10.0, deterministic=trial.rng.choice([0.05, 0.05, 0.5]), seed=trial.rng.randrange(1000))
 
 
 def _cap(trial: Trial) -> int:
@@ -133,10 +133,10 @@ def _whole(trial: Trial, kept: tuple[int, ...]) -> None:
 def _climbed(trial: Trial, unit: int, cap: int, mark: int) -> Windows:
     """Windows of all sizes, as far as a little work goes."""
     windows = Windows(line.read_line(trial.problem, unit), cap, tuple(range(trial.reading.stages)), mark)
-    work = 0.0
+    work, most = 0.0, trial.rng.choice(_WORK)
     for spent in climb(windows, longest=trial.problem.microbatches, limits=lambda patience: _limits(trial)):
         work += spent
-        if work > _WORK:
+        if work > most:
             break
     return windows
 
@@ -162,15 +162,16 @@ def _relaxed(trial: Trial, what: str, unit: int | None, bound: Bound) -> None:
 def _improved(trial: Trial) -> None:
     """All of them as the solver runs them, with few digits now and then."""
     told = [Bound(0, "none")]
+    alone = {"time_limit_s": 30.0, "work_limit": trial.rng.choice([0.1, 0.1, 0.5])}
+    side_by_side = {"time_limit_s": 0.3, "workers": 2}
     with mock.patch.multiple(line, FINEST=trial.rng.choice([30_000, 20]), _FINE=30, _COARSEST=6):
         improve_bound(
             trial.problem,
             incumbent_ns=_cap(trial),
             best=told[0],
-            time_limit_s=30.0,
-            work_limit=0.1,
             seed=trial.rng.randrange(1000),
             on_bound=told.append,
+            **trial.rng.choice([alone, alone, alone, side_by_side]),
         )
     _hold(trial, "improve_bound", told[-1])
     _not_above(trial, Bound(trial.value_ns + 1, told[-1].name))

@@ -88,7 +88,11 @@ def _judge(trial: Trial, deep: float) -> None:
 
 def _one_at_a_time(reading: Reading) -> list[int]:
     """The bytes that each rank needs for one microbatch after the other."""
-    ways = [way for way, may in (("BW", reading.may_split), ("D", reading.may_fuse)) if may]
+    ways = (
+        [""]
+        if reading.forwards_alone
+        else [way for way, may in (("BW", reading.may_split), ("D", reading.may_fuse)) if may]
+    )
     need = list(reading.static)
     for j, r in itertools.product(range(reading.microbatches), range(reading.ranks)):
         mine = [s for s in range(reading.stages) if reading.rank(s, j) == r]

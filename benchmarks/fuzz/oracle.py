@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
+from zbsolve.profile import StageCost
 from zbsolve.timetable import Order
 
 __all__ = ["Found", "Reading", "best_within"]
@@ -33,20 +34,37 @@ class Reading:
     """A problem as this module reads it."""
 
     def __init__(self, problem: Problem) -> None:
-        self.costs = problem.profile.stages
+        self.profile = problem.profile.stages
+        self.forwards_alone = problem.forward_only
+        self.sizes = [Fraction(f) for f in problem.microbatch_factors or [1] * problem.microbatches]
         self.routes = problem.placement.routes
         self.microbatches = problem.microbatches
-        self.stages = len(self.costs)
+        self.stages = len(self.profile)
         self.ranks = 1 + max(rank for route in self.routes for rank in route)
         self.route_of = problem.route_of
         self.limits = problem.limit_bytes
         self.periodic = problem.objective == "period"
         self.may_split, self.may_fuse = "split" in problem.allow, "fused" in problem.allow
         self.link = problem.profile.link
+        slowness = [Fraction(f) for f in problem.rank_factors or [1] * self.ranks]
+        self.costs = {
+            (s, j): _scaled(self.profile[s], slowness[self.rank(s, j)], self.sizes[j])
+            for s in range(self.stages)
+            for j in range(self.microbatches)
+        }
         self.static = [
-            sum(c.static_bytes for s, c in enumerate(self.costs) if any(route[s] == r for route in self.routes))
+            sum(c.static_bytes for s, c in enumerate(self.profile) if any(route[s] == r for route in self.routes))
             for r in range(self.ranks)
         ]
+
+    @property
+    def letters(self) -> str:
+        """The parts that each microbatch has on each stage."""
+        return "F" if self.forwards_alone else "FBW"
+
+    def alike(self, j: int) -> tuple[int, Fraction]:
+        """Equal for microbatches that may trade places."""
+        return self.route_of[j], self.sizes[j]
 
     def rank(self, stage: int, microbatch: int) -> int:
         """The rank of a stage of a microbatch."""
@@ -65,7 +83,7 @@ class Reading:
 
     def duration(self, name: Name) -> int:
         """In ns."""
-        cost = self.costs[name[1]]
+        cost = self.costs[name[1:]]
         return {
             "F": cost.forward_ns,
             "B": cost.backward_input_ns,
@@ -75,10 +93,10 @@ class Reading:
 
     def memory(self, name: Name) -> tuple[int, int]:
         """What an operation adds while it runs, and what it leaves."""
-        cost = self.costs[name[1]]
+        cost = self.costs[name[1:]]
         held, keep = cost.activation_bytes, cost.backward_weight_bytes
         change = {"F": held, "B": keep - held, "W": -keep, "D": -held}[name[0]]
-        return max(0, change) + cost.workspace_bytes, change
+        return max(0, change) + cost.workspace_bytes, 0 if self.forwards_alone else change
 
     def rows(self, order: Order) -> Rows:
         """An order as this module writes it."""
@@ -94,7 +112,7 @@ class Reading:
         for j in range(self.microbatches):
             for s in range(self.stages):
                 rows[self.rank(s, j)].append(("F", s, j))
-            for s in reversed(range(self.stages)):
+            for s in [] if self.forwards_alone else reversed(range(self.stages)):
                 rows[self.rank(s, j)] += [("B", s, j), ("W", s, j)] if self.may_split else [("D", s, j)]
         return rows
 
@@ -132,7 +150,7 @@ class Reading:
     def boundary(self, stage: int, j: int, *, down: bool) -> int:
         """The lag over the boundary after a stage, of an output or of a gradient."""
         a, b = self.rank(stage, j), self.rank(stage + 1, j)
-        return self.lag(*((a, b) if down else (b, a)), self.costs[stage].output_bytes)
+        return self.lag(*((a, b) if down else (b, a)), self.costs[stage, j].output_bytes)
 
     def fault(self, rows: Rows) -> str:
         """What is wrong with an order; nothing if it is allowed."""
@@ -144,7 +162,7 @@ class Reading:
                 if self.rank(s, j) != r:
                     return "on the wrong rank"
                 parts += [(part, s, j) for part in ("BW" if letter == "D" else letter)]
-        if sorted(parts) != sorted(itertools.product("FBW", range(self.stages), range(self.microbatches))):
+        if sorted(parts) != sorted(itertools.product(self.letters, range(self.stages), range(self.microbatches))):
             return "not every operation once"
         if any(limit is not None and peak > limit for peak, limit in zip(self.peaks(rows), self.limits, strict=True)):
             return "too much memory"
@@ -198,6 +216,19 @@ class Reading:
         return math.ceil(self.exact(rows))
 
 
+def _scaled(cost: StageCost, slowness: Fraction, size: Fraction) -> StageCost:
+    """Times by both factors and bytes by the size, each rounded half up."""
+    times = [cost.forward_ns, cost.backward_input_ns, cost.backward_weight_ns, cost.backward_ns]
+    forward, back, weight, whole = (math.floor(time * slowness * size + Fraction(1, 2)) for time in times)
+    if times[3] == times[1] + times[2]:
+        whole = back + weight
+    names = ("activation_bytes", "backward_weight_bytes", "workspace_bytes", "output_bytes")
+    sizes = {name: math.floor(getattr(cost, name) * size + Fraction(1, 2)) for name in names}
+    return replace(
+        cost, forward_ns=forward, backward_input_ns=back, backward_weight_ns=weight, backward_ns=whole, **sizes
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What was found: rows of the least value in whole ns, none if there are none, and whether that is certain."""
@@ -226,7 +257,7 @@ def best_within(
     seconds
         Wall time.
     any_turn
-        Whether microbatches of one route may overtake each other. To forbid it loses nothing and is faster.
+        Whether microbatches that are alike may overtake each other. To forbid it loses nothing and is faster.
     stretch
         Minimise the time from the start of the first to the latest end of the others, whatever the objective.
     """
@@ -236,15 +267,15 @@ def best_within(
         return Found(True, None)
     model = cp_model.CpModel()
     stages, microbatches = range(reading.stages), range(reading.microbatches)
-    names: list[Name] = list(itertools.product("FBW", stages, microbatches))
+    names: list[Name] = list(itertools.product(reading.letters, stages, microbatches))
     fused: dict[tuple[int, int], Any] = {
         (s, j): model.new_bool_var("") if reading.may_split and reading.may_fuse else int(reading.may_fuse)
         for s in stages
         for j in microbatches
     }
     horizon = 1 + sum(
-        c.forward_ns + max(c.backward_input_ns + c.backward_weight_ns, c.backward_ns) for c in reading.costs
-    ) * len(microbatches)
+        c.forward_ns + max(c.backward_input_ns + c.backward_weight_ns, c.backward_ns) for c in reading.costs.values()
+    )
     horizon += sum(
         reading.boundary(s, j, down=down) for s in stages[:-1] for j in microbatches for down in (True, False)
     )
@@ -256,7 +287,7 @@ def best_within(
         length[letter, s, j] = apart if letter == "F" else apart + fused[s, j] * (whole - apart)
     end = {name: start[name] + length[name] for name in names}
     # where everything takes time, times alone order the rows
-    timeless = any(0 in {reading.duration((letter, s, 0)) for letter in "FBWD"} for s in stages)
+    timeless = any(reading.duration((letter, s, j)) == 0 for letter in "FBWD" for s in stages for j in microbatches)
     place = {name: model.new_int_var(0, len(names), "") for name in names} if timeless else {}
 
     def after(name: Name, before: Name, lag: int = 0, when: Any = None) -> None:
@@ -268,6 +299,10 @@ def best_within(
                 wait.only_enforce_if(when)
 
     for s, j in itertools.product(stages, microbatches):
+        if s:
+            after(("F", s, j), ("F", s - 1, j), reading.boundary(s - 1, j, down=True))
+        if reading.forwards_alone:
+            continue
         after(("B", s, j), ("F", s, j))
         after(("W", s, j), ("B", s, j))
         if isinstance(fused[s, j], int):
@@ -276,16 +311,16 @@ def best_within(
         else:
             model.add(start["W", s, j] == end["B", s, j]).only_enforce_if(fused[s, j])
         if s:
-            after(("F", s, j), ("F", s - 1, j), reading.boundary(s - 1, j, down=True))
             after(("B", s - 1, j), ("B", s, j), reading.boundary(s - 1, j, down=False))
-    for route in set(reading.route_of):
-        alike = [j for j in microbatches if reading.route_of[j] == route]
+    for kind in {reading.alike(j) for j in microbatches}:
+        alike = [j for j in microbatches if reading.alike(j) == kind]
         for a, b in itertools.pairwise(alike):
             after(("F", 0, b), ("F", 0, a))  # which is called which is free
             if not any_turn:
                 for s in stages:
                     after(("F", s, b), ("F", s, a))
-                    after(("B", s, b), ("B", s, a))
+                    if not reading.forwards_alone:
+                        after(("B", s, b), ("B", s, a))
     value = model.new_int_var(0, most, "")
     for r in range(reading.ranks):
         own = [name for name in names if reading.rank(name[1], name[2]) == r]
@@ -335,7 +370,7 @@ def _rank(
                 continue
             letter, s, j = other
             apart = reading.memory(other)[1]
-            whole = {"F": apart, "B": -reading.costs[s].activation_bytes, "W": 0}[letter]
+            whole = {"F": apart, "B": -reading.costs[s, j].activation_bytes, "W": 0}[letter]
             is_ahead = ahead[other, name]
             if isinstance(fused[s, j], int):
                 terms.append((whole if fused[s, j] else apart) * is_ahead)

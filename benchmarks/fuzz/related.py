@@ -55,9 +55,11 @@ def _more_memory(trial: Trial, solution: Solution) -> None:
 
 def _scaled_costs(trial: Trial, solution: Solution) -> None:
     report, reading, rng = trial.report, trial.reading, trial.rng
+    if trial.problem.rank_factors or trial.problem.microbatch_factors:
+        return  # their products are rounded
     if any(link.bytes_per_second is not None for link in (reading.link, *reading.link.overrides)):
         return
-    longest = max(reading.duration((letter, s, 0)) for letter in "FBWD" for s in range(reading.stages))
+    longest = max(reading.duration((letter, s, j)) for letter in "FBWD" for s, j in reading.costs)
     factor = rng.choice([2, 3, 10, 1_000, 10**13 if longest <= 10_000 else 100])  # sums must stay below 2^62
     size = rng.choice([1, 3, 1_000, 10**14])
     problem = _scaled(trial.problem, factor, size)
@@ -101,7 +103,7 @@ def _relabelled(reading: Reading, rows: Rows, rng: random.Random) -> Order:
     for _ in range(5):
         names = list(range(reading.microbatches))
         rng.shuffle(names)
-        if any(reading.route_of[a] != reading.route_of[b] for a, b in enumerate(names)):
+        if any(reading.alike(a) != reading.alike(b) for a, b in enumerate(names)):
             continue
         letters = rng.choice(["FBWD", "F", "W", "B"])
         traded = [[(n[0], n[1], names[n[2]] if n[0] in letters else n[2]) for n in row] for row in rows]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zbsolve.bounds import smallest_limits
@@ -30,6 +30,7 @@ class _Plan:
     slack: tuple[int | None, ...] = (0, 0, 1, 1, 2, 2, 3, 4, 6, 8, None)
     allow: tuple[str, ...] = ()
     link: Link | None = None
+    further: dict[str, Any] = field(default_factory=dict)
 
 
 def _time(rng: random.Random) -> int:
@@ -163,6 +164,30 @@ def _fine(rng: random.Random) -> _Plan:
     return _plain(rng, costs=costs, link=Link(latency_ns=rng.choice([0, factor, 2 * factor + 1])))
 
 
+_FACTORS = [1, 1, "0.5", "1.25", 2, 3, "0.1"]
+
+
+def _sizes(rng: random.Random) -> _Plan:
+    """Microbatches that differ, on any placement."""
+    plan = rng.choice([_plain, _plain, _tight, _chunks, _routes])(rng)
+    plan.further["microbatch_factors"] = tuple(rng.choice(_FACTORS) for _ in range(plan.microbatches))
+    return plan
+
+
+def _slow_ranks(rng: random.Random) -> _Plan:
+    """Ranks that differ, on any placement."""
+    plan = rng.choice([_plain, _plain, _chunks, _routes, _sizes])(rng)
+    plan.further["rank_factors"] = tuple(rng.choice(_FACTORS) for _ in range(plan.placement.ranks))
+    return plan
+
+
+def _forwards(rng: random.Random) -> _Plan:
+    """Forwards alone, on any placement."""
+    plan = rng.choice([_plain, _plain, _chunks, _routes, _sizes])(rng)
+    plan.further["forward_only"] = True
+    return plan
+
+
 _WILD = _with(
     forward_ns=lambda r, c: r.choice([0, 1, 3, 10, 100, 1000]),
     backward_input_ns=lambda r, c: r.choice([0, 1, 3, 10, 100, 1000]),
@@ -206,6 +231,9 @@ KINDS: dict[str, Callable[[random.Random], _Plan]] = {
     "many digits": _fine,
     "several chunks": _chunks,
     "several routes": _routes,
+    "microbatches that differ": _sizes,
+    "ranks that differ": _slow_ranks,
+    "forwards alone": _forwards,
 }
 """By name, what draws a problem of the kind."""
 
@@ -241,6 +269,7 @@ def draw(kind: str, rng: random.Random) -> Problem:
         objective=rng.choice(["period", "period", "makespan"]),
         allow=frozenset(plan.allow or rng.choice([("split",), ("split", "fused"), ("split", "fused"), ("fused",)])),
         route_of=tuple(rng.randrange(routes) for _ in range(plan.microbatches)) if rng.random() < 0.3 else None,
+        **plan.further,
     )
     least = smallest_limits(problem)
     above = [rng.choice(plan.slack) for _ in least]

@@ -8,6 +8,8 @@ waits, in the order of the edge, which lowering has proven to be safe::
     sender      F0: header, x   F1: x      F2: x
     receiver    wait F0: header, post F0, post F1 (in order)   ...   post F2 at its place
 
+Flags that say which gradients come go ahead of them in the same way, until all have come once.
+
 Receives go into slots that are used again and again; where a stage hands on the very tensor it
 received, it is copied, since its slot may be refilled before its new owner is done.
 """
@@ -19,15 +21,16 @@ import gc
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from zbsolve.errors import InvalidInput, RunError
-from zbsolve.executor.boundary import Boundary, TensorSpec
+from zbsolve.executor.boundary import Boundary, Gradients, TensorSpec
 from zbsolve.executor.transports.health import Health
-from zbsolve.executor.transports.protocol import Endpoint, Mail, Tensors
+from zbsolve.executor.transports.protocol import OWN_TAGS, Endpoint, Mail, Tensors
 from zbsolve.lowering import Lowered, Message
 
 __all__ = ["Distributed"]
@@ -45,7 +48,7 @@ class Distributed:
         The ranks of the pipeline, in order; None for all. Several pipelines side by side (data
         parallelism) have a group each.
     timeout
-        How long a rank may wait for a message of one that is alive and well.
+        How long a rank may wait for a message of one that is alive and well, and for others to make their pipelines.
     everyone
         Processes whose failure stops this pipeline, its own among them; None for those of the group.
         Every one of them makes a `Distributed` with the same, and closing waits for all.
@@ -64,9 +67,7 @@ class Distributed:
         everyone: Sequence[int] | None = None,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
-            raise InvalidInput(
-                "torch.distributed is not initialized; call torch.distributed.init_process_group, or use torchrun"
-            )
+            raise InvalidInput("torch.distributed is not initialized; call torch.distributed.init_process_group first")
         self.members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         if dist.get_rank() not in self.members:
             raise InvalidInput(f"process {dist.get_rank()} is not among the pipeline's processes {self.members}")
@@ -74,12 +75,17 @@ class Distributed:
         self.rank = self.members.index(dist.get_rank())
         self._timeout = timeout
         self._groups: dict[tuple[int, int, str], Any] = {}
-        self.health = Health(self.rank, self.ranks, self.members, everyone)
+        self.health = Health(self.rank, self.members, everyone, longest_s=timeout.total_seconds())
+        self._tags = count(OWN_TAGS)
         self._endpoint = _Endpoint(self)
 
     def endpoints(self) -> Sequence[Endpoint]:
         """That of this process's rank."""
         return [self._endpoint]
+
+    def new_tag(self) -> int:
+        """A tag that nothing else on this transport has."""
+        return next(self._tags)
 
     def connect(
         self, edges: Sequence[tuple[int, int]], purpose: str, backend: str, device: torch.device | None = None
@@ -104,11 +110,11 @@ class Distributed:
             return dist.ProcessGroupNCCL(store, place, 2, options)
         return dist.ProcessGroupGloo(store, place, 2, self._timeout)
 
-    def line(self, sender: int, receiver: int, purpose: str) -> _Line:
-        """The end of an edge on this rank."""
+    def line(self, sender: int, receiver: int, purpose: str, tag: int = 0) -> _Line:
+        """The end of an edge on this rank; a tag of its own keeps apart what gloo must not take for something else."""
         group = self._groups[sender, receiver, purpose]
         sending = self.rank == sender
-        return _Line(group, 1 if sending else 0, receiver if sending else sender, self.health)
+        return _Line(group, 1 if sending else 0, receiver if sending else sender, self.health, tag)
 
     def abort(self) -> None:
         """Close all connections, so that every rank that waits for this one wakes up."""
@@ -120,36 +126,44 @@ class Distributed:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def close(self) -> None:
-        """Say goodbye and close all connections."""
-        self.health.close()
-        self._endpoint.drop()
-        self._close_groups()
+    def close(self, *, quietly: bool = False) -> None:
+        """Say goodbye and close all connections; parameters and errors as of `Health.close`."""
+        try:
+            self.health.close(quietly=quietly)
+        finally:
+            self._endpoint.drop()
+            self._close_groups()
+
+    def drop(self) -> None:
+        """Say that this rank makes no more calls, and wait for nobody."""
+        self.health.drop()
 
     def _close_groups(self) -> None:
         # a connection closes when the last reference to it is gone
-        self._groups.clear()
-        gc.collect()
+        if self._groups:
+            self._groups.clear()
+            gc.collect()
 
 
 class _Line:
     """One direction between two ranks; messages stay in order."""
 
-    def __init__(self, group: Any, peer: int, other: int, health: Health) -> None:
+    def __init__(self, group: Any, peer: int, other: int, health: Health, tag: int) -> None:
         self._group = group
         self._peer = peer
         self._other = other
         self._health = health
+        self._tag = tag
 
     def send(self, tensor: torch.Tensor, tag: int = 0) -> Any:
         try:
-            return self._group.send([tensor], self._peer, tag)
+            return self._group.send([tensor], self._peer, tag or self._tag)
         except RuntimeError as error:
             raise self._health.stopped(self._other, error) from error
 
     def receive(self, tensor: torch.Tensor, tag: int = 0) -> Any:
         try:
-            return self._group.recv([tensor], self._peer, tag)
+            return self._group.recv([tensor], self._peer, tag or self._tag)
         except RuntimeError as error:
             raise self._health.stopped(self._other, error) from error
 
@@ -267,6 +281,8 @@ class _Mail:
         staged: bool,
     ) -> None:
         self._transport = transport
+        # a rank that evaluates while its neighbour steps would take in tensors of another size, which ends the process
+        self._tag = transport.new_tag()
         self._messages = lowered.messages
         self._boundaries = boundaries
         self._device = device
@@ -275,7 +291,7 @@ class _Mail:
         self._slots = {"forward": _Slots(self._wire), "backward": _Slots(self._wire)}
         self._lines: dict[tuple[int, int], _Line] = {}
         self._unposted: dict[tuple[int, int], deque[int]] = defaultdict(deque)
-        self._receiving: dict[int, tuple[list[Any], Tensors]] = {}
+        self._receiving: dict[int, tuple[list[Any], Gradients]] = {}
         self._sending: dict[int, list[tuple[Any, torch.Tensor]]] = {}
 
     def drop(self) -> None:
@@ -288,7 +304,7 @@ class _Mail:
     def _line(self, message: Message) -> _Line:
         edge = message.sender, message.receiver
         if edge not in self._lines:
-            self._lines[edge] = self._transport.line(*edge, "messages")
+            self._lines[edge] = self._transport.line(*edge, "messages", self._tag)
         return self._lines[edge]
 
     def _gradient_specs(self, boundary: Boundary) -> tuple[TensorSpec, ...]:
@@ -298,41 +314,45 @@ class _Mail:
     def poster(self, message: int) -> Callable[[], None]:
         edge = self._messages[message]
         unposted, boundary = self._unposted[edge.sender, edge.receiver], self._boundaries[message]
+        forward = edge.direction == "forward"
 
         def post() -> None:
-            if unposted or boundary.specs is None:
+            if unposted or boundary.specs is None or not (forward or boundary.complete):
                 unposted.append(message)
             else:
                 self._post(message)
 
         return post
 
-    def _post(self, message: int) -> None:
+    def _post(self, message: int, came: Sequence[int] | None = None) -> None:
+        """Start receiving; `came` says which of the gradients come, None for all."""
         edge, boundary = self._messages[message], self._boundaries[message]
         assert boundary.specs is not None
         specs = boundary.specs if edge.direction == "forward" else self._gradient_specs(boundary)
-        places = self._slots[edge.direction].views(edge.slot, specs)
+        places: Gradients = self._slots[edge.direction].views(edge.slot, specs)
+        if came is not None:
+            places = tuple(place if there else None for place, there in zip(places, came, strict=True))
         line = self._line(edge)
-        self._receiving[message] = [line.receive(place) for place in places], places
+        self._receiving[message] = [line.receive(place) for place in places if place is not None], places
 
     def waiter(self, message: int) -> Callable[[], Tensors]:
         edge, boundary = self._messages[message], self._boundaries[message]
         unposted, receiving = self._unposted[edge.sender, edge.receiver], self._receiving
         line, forward = self._line(edge), edge.direction == "forward"
 
-        def wait() -> Tensors:
+        def wait() -> Any:
             while message not in receiving:
                 self._post_late(unposted.popleft())
             works, places = receiving.pop(message)
             for work in works:
                 line.finish(work)
             if self._staged:
-                places = tuple(place.to(self._device, non_blocking=False) for place in places)
+                places = tuple(p if p is None else p.to(self._device, non_blocking=False) for p in places)
             if not forward:
                 return places
             assert boundary.specs is not None
             return tuple(
-                p.detach().requires_grad_() if s.requires_grad else p
+                p.detach().requires_grad_() if p is not None and s.requires_grad else p
                 for p, s in zip(places, boundary.specs, strict=True)
             )
 
@@ -344,7 +364,14 @@ class _Mail:
         if boundary.specs is None:
             assert self._messages[message].direction == "forward"
             boundary.read_header(self._receive_header(self._line(self._messages[message])))
-        self._post(message)
+        came = None
+        if self._messages[message].direction == "backward" and not boundary.complete:
+            flags = torch.empty(len(boundary.wanted), dtype=torch.uint8, device=self._wire)
+            line = self._line(self._messages[message])
+            line.finish(line.receive(flags))
+            came = flags.tolist()
+            boundary.complete = all(came)
+        self._post(message, came)
 
     def _receive_header(self, line: _Line) -> bytes:
         size = torch.empty(1, dtype=torch.int64, device=self._wire)
@@ -366,6 +393,14 @@ class _Mail:
                 header = torch.tensor(list(boundary.header()), dtype=torch.uint8, device=self._wire)
                 size = torch.tensor([len(header)], dtype=torch.int64, device=self._wire)
                 works += [(line.send(size), size), (line.send(header), header)]
+            if not forward and not boundary.complete:
+                came = [tensor is not None for tensor in tensors]
+                boundary.complete = all(came)
+                flags = torch.tensor(came, dtype=torch.uint8, device=self._wire)
+                works.append((line.send(flags), flags))
+                tensors = tuple(tensor for tensor in tensors if tensor is not None)
+            elif not forward and any(tensor is None for tensor in tensors):
+                tensors = boundary.filled(tensors, self._device)
             for tensor in tensors:
                 out = own(tensor.detach())
                 works.append((line.send(out), out))

@@ -9,6 +9,7 @@ Every arrow asks first whether value and bound have met.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import time
@@ -16,11 +17,11 @@ from collections.abc import Callable
 from functools import partial
 
 from zbsolve.bounds import MAX_EFFORT, lower_bound
-from zbsolve.errors import InvalidInput, NothingFound
+from zbsolve.errors import InvalidInput, NothingFound, OrderError
 from zbsolve.metrics import metrics
 from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
-from zbsolve.simulate import simulate
+from zbsolve.simulate import Timer, simulate
 from zbsolve.solution import Bound, Solution
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.compiled import plain
@@ -102,7 +103,7 @@ def solve(
     InvalidInput
         If an argument makes no sense.
     OrderError
-        If `start` is no order of this problem.
+        If `start` is no order of this problem, or can never finish.
     NothingFound
         If no timetable was found in time.
     KeyboardInterrupt
@@ -215,13 +216,31 @@ def _crew(case: Case, budget: Budget, workers: int) -> Crew:
 
 
 def _add_start(pool: Pool, order: Order) -> None:
-    """Take a given order in, stretched if it has another number of microbatches."""
+    """Take a given order in, stretched if it has another number of microbatches.
+
+    Raises
+    ------
+    OrderError
+        If it is no order of this problem with the microbatches that it has, or can never finish.
+    """
+    problem = pool.case.problem
     present = 1 + max((op.microbatch or 0 for row in order.rows for op in row), default=0)
-    wanted = pool.case.problem.microbatches
-    stretched = order if present == wanted else stretch(order, wanted)
+    if present == problem.microbatches:
+        _refuse_stuck(problem, order)
+    elif len(problem.placement.routes) == 1:
+        _refuse_stuck(dataclasses.replace(problem, microbatches=present, route_of=None), order)
+    stretched = order if present == problem.microbatches else stretch(order, problem.microbatches)
     if stretched is not None:
-        graph = OpGraph.build(pool.case.problem, stretched.rows)  # refuses what is no order of the problem
+        graph = OpGraph.build(problem, stretched.rows)  # refuses what is no order of the problem
         pool.add_order(order_in_turn(graph, stretched), "the given start")
+
+
+def _refuse_stuck(problem: Problem, order: Order) -> None:
+    graph = OpGraph.build(problem, order.rows)
+    try:
+        Timer(graph, graph.encode(order))
+    except OrderError as error:
+        raise OrderError(f"the given start cannot be used: {error}; leave it out, or mend it") from None
 
 
 def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int, late: float) -> Solution:

@@ -16,8 +16,23 @@ from dataclasses import dataclass
 
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.pool import Entry, Pool
+from zbsolve.solver.rhythm import sizes_worth
 from zbsolve.solver.smaller import worth_shrinking
-from zbsolve.solver.tasks import Anneal, Bounded, Done, Find, Found, Length, Prove, Rearrange, Relax, Scan, Shrink, Task
+from zbsolve.solver.tasks import (
+    Anneal,
+    Bounded,
+    Done,
+    Find,
+    Found,
+    Length,
+    Prove,
+    Rearrange,
+    Relax,
+    Repeat,
+    Scan,
+    Shrink,
+    Task,
+)
 
 __all__ = ["ARMS", "Arm", "Director", "Pending"]
 
@@ -25,6 +40,7 @@ ARMS = {
     "list scheduler, random rule": 0.05,
     "annealing": 0.5,
     "steady stretch of a smaller solution": 0.1,
+    "steady state": 0.1,
     "CP-SAT": 0.05,
     "CP-SAT, part of an order": 0.05,
     "relaxations": 0.4,
@@ -128,13 +144,14 @@ class Director:
         self._rng = random.Random(seed)
         self._runs = 0
         self._stale = 0
+        self._repeated = 0
         self._whole = self._left()
         self._asked: tuple[int, int] | None = None
         self._relaxing, self._relaxed = False, (0, 0)
         self._anneals = "annealing" not in without
         self._first: deque[Task] = deque()
         self._opening = Arm("published schedules", 0.0, lambda: None)
-        propose = (self._scan, self._anneal, self._shrink, self._prove, self._rearrange, self._relax)
+        propose = (self._scan, self._anneal, self._shrink, self._repeat, self._prove, self._rearrange, self._relax)
         self.arms = [
             Arm(name, floor, make)
             for (name, floor), make in zip(ARMS.items(), propose, strict=True)
@@ -237,6 +254,20 @@ class Director:
         if not (self.warm and worth_shrinking(self.pool.case.problem)):
             return None
         return Shrink(length=self._length(0.04, 0.4), seed=self._seed())
+
+    def _repeat(self) -> Repeat | None:
+        """A steady state for the next size of its window, each once."""
+        sizes = sizes_worth(self.pool.case.problem)
+        if not self.warm or (self._runs < _FIRST and self._anneals) or self._repeated >= len(sizes):
+            return None
+        self._repeated += 1
+        return Repeat(
+            size=sizes[self._repeated - 1],
+            value_ns=self.pool.incumbent.value_ns,
+            target_ns=self._target(),
+            length=self._length(0.06, 0.4),
+            seed=self._seed(),
+        )
 
     def _prove(self) -> Prove | None:
         """CP-SAT on the best order, once for each."""

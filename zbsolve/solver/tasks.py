@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ __all__ = [
     "Publish",
     "Rearrange",
     "Relax",
+    "Repeat",
     "Scan",
     "Shrink",
     "Task",
@@ -59,6 +60,12 @@ _PATIENCE = 2.0
 
 _PART_STEPS = 5_000
 """Moves that take as long as reading one such model in."""
+
+_RHYTHM = 0.5
+"""The part of the time for a steady state that CP-SAT has; the rest is for the ramps."""
+
+_RAMPS = (0.1, 0.5, 1.0)
+"""Starting temperatures for the ramps, in mean operations of a rank: the steady part is not to melt."""
 
 _CHUNK = 2_000
 """Moves between two looks at the clock by compiled kernels; also how often the temperature falls."""
@@ -129,6 +136,29 @@ class Shrink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """A steady state of windows of `size` microbatches, unrolled and annealed, see `zbsolve.solver.rhythm`.
+
+    Parameters
+    ----------
+    size
+        Microbatches of a window.
+    value_ns
+        The best value known: a window that takes longer for its share is of no interest.
+    target_ns
+        Stop at this value.
+    length, seed
+        Of CP-SAT and annealing together.
+    """
+
+    size: int
+    value_ns: int
+    target_ns: int
+    length: Length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prove:
     """CP-SAT on the whole problem, hinted with an order."""
 
@@ -161,7 +191,7 @@ class Relax:
     seed: int
 
 
-Task = Warm | Publish | Scan | Anneal | Shrink | Prove | Rearrange | Relax
+Task = Warm | Publish | Scan | Anneal | Shrink | Repeat | Prove | Rearrange | Relax
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +274,10 @@ class Case:
 
     def read(self, order: Order) -> Found | None:
         """An order of the problem, timed; None if it can never finish or exceeds the memory."""
-        rows, fused = nodes_of(self.problem, order)
+        return self.timed(*nodes_of(self.problem, order))
+
+    def timed(self, rows: Sequence[Sequence[int]], fused: Sequence[int]) -> Found | None:
+        """Rows of nodes of the network, timed; None if they can never finish or exceed the memory."""
         sequence = sequence_of(self.arrays, rows)
         if sequence is None:
             return None
@@ -300,6 +333,8 @@ def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -
         _anneal(task, case, budget, hand)
     elif isinstance(task, Shrink):
         _shrink(task, case, budget, hand)
+    elif isinstance(task, Repeat):
+        _repeat(task, case, budget, hand)
     elif isinstance(task, Prove):
         _prove(task, case, budget, hand)
     elif isinstance(task, Rearrange):
@@ -379,6 +414,46 @@ def _shrink(task: Shrink, case: Case, budget: Budget, hand: Callable[[Find], Non
 
     for found in stretched(case, budget, task.seed):
         hand(found)
+
+
+def _repeat(task: Repeat, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.rhythm import Rhythm, find_rhythm, read_beat, unroll
+
+    fused = case.forms.flags(lambda s, j: s in case.forms.cheap)
+    beat = read_beat(case.arrays, fused)
+    if beat is None:
+        return
+    rhythms: list[Rhythm] = []
+    part = budget.part(_RHYTHM)
+    work = find_rhythm(
+        beat,
+        task.size,
+        most=task.value_ns * task.size // (case.problem.microbatches * beat.unit_ns),
+        seconds=_PUNCTUAL * part.seconds_left,
+        deterministic=_deterministic(part),
+        seed=task.seed,
+        on_rhythm=rhythms.append,
+    )
+    budget.spend(int(work * STEPS_PER_DETERMINISTIC_SECOND))
+    found = case.timed(unroll(rhythms[-1], beat, case.problem.microbatches), fused) if rhythms else None
+    if found is None:
+        return
+    hand(found)
+    for left, first in zip(range(len(_RAMPS), 0, -1), _RAMPS, strict=True):
+        _anneal(
+            Anneal(
+                sequence=found.sequence,
+                fused=found.fused,
+                first=first * case.problem.placement.ranks / case.nodes,
+                ratio=1 / 30,
+                target_ns=task.target_ns,
+                length=Length(),
+                seed=task.seed + left,
+            ),
+            case,
+            budget.part(1 / left),
+            hand,
+        )
 
 
 def _graph_form(task: Prove | Rearrange, case: Case) -> tuple[Arrays, list[int]]:

@@ -84,6 +84,7 @@ def tiny_problem(rng: random.Random, limit_above: int | None, *, sizes: tuple[tu
         microbatches=microbatches,
         allow=frozenset(rng.choice((("split",), ("split", "fused"), ("fused",)))),
         objective=rng.choice(("period", "makespan")),
+        rank_factors=rng.choice((None, None, tuple(rng.choice((1, "0.5", "1.7", 2)) for _ in range(ranks)))),
     )
     if limit_above is None:
         return problem()
@@ -139,7 +140,8 @@ class _Pipeline:
         self.problem = problem
         self.m = problem.microbatches
         self.stages = len(problem.profile.stages)
-        self.costs = problem.profile.stages
+        # one microbatch is like another here, but ranks may differ in speed
+        self.costs = [problem.cost(s, 0) for s in range(self.stages)]
         route = problem.placement.routes[0]
         self.rank = route
         self.limits = [problem.limit_bytes[r] for r in route]

@@ -51,6 +51,12 @@ def placements(*, most_ranks: int = 4) -> st.SearchStrategy[Placement]:
     )
 
 
+def factors(count: int) -> st.SearchStrategy[tuple[str, ...] | None]:
+    """None more often than not; else exact decimals of which many are alike."""
+    some = st.tuples(*[st.sampled_from(["1", "0.8", "1.25", "2", "3.333"])] * count)
+    return st.one_of(st.none(), st.none(), some)
+
+
 @st.composite
 def problems(
     draw: st.DrawFn,
@@ -59,8 +65,9 @@ def problems(
     most_microbatches: int = 5,
     limits: bool = False,
     objective: str | None = None,
+    variants: bool = False,
 ) -> Problem:
-    """Problems on any placement, without a memory limit unless `limits`."""
+    """Problems on any placement, without a memory limit unless `limits`; with `variants` some are no plain training."""
     where = draw(placement if placement is not None else placements())
     stages = tuple(draw(st.lists(stage_costs(), min_size=where.stages, max_size=where.stages)))
     pairs = [(a, b) for a in range(where.ranks) for b in range(where.ranks) if a != b]
@@ -74,13 +81,17 @@ def problems(
             for a, b in special
         ),
     )
+    microbatches = draw(st.integers(1, most_microbatches))
     limit = draw(st.sampled_from(["0.5x", "0.75x", "1x", "1.5x", "2x"])) if limits else None
     return Problem(
         profile=Profile(stages=stages, link=link),
         placement=where,
-        microbatches=draw(st.integers(1, most_microbatches)),
+        microbatches=microbatches,
         memory_limit=limit,
         objective=objective or draw(st.sampled_from(["period", "makespan"])),
+        rank_factors=draw(factors(where.ranks)),
+        microbatch_factors=draw(factors(microbatches)),
+        forward_only=variants and draw(st.integers(0, 4)) == 0,
     )
 
 
@@ -92,6 +103,8 @@ def random_order(problem: Problem, seed: int, *, fused: float = 0.3) -> Order:
     for j in range(problem.microbatches):
         for s in range(stages):
             waiting.append(Op(Kind.FORWARD, s, j))
+            if problem.forward_only:
+                continue
             if rng.random() < fused:
                 waiting.append(Op(Kind.BACKWARD, s, j))
             else:

@@ -200,9 +200,9 @@ def test_scaling_costs_scales_bounds(block):
             for s in problem.profile.stages
         )
         link = Link(latency_ns=problem.profile.link.latency_ns)
-        plain = replace(problem, profile=replace(problem.profile, link=link))
+        plain = replace(problem, profile=replace(problem.profile, link=link), rank_factors=None)
         scaled = replace(
-            problem,
+            plain,
             profile=Profile(stages=stages, link=Link(latency_ns=times * link.latency_ns)),
             memory_limit=tuple(limit * sizes for limit in problem.limit_bytes),
         )

@@ -130,3 +130,68 @@ def test_parts_of_a_fused_backward():
 def test_problem_error_is_an_input_error():
     assert issubclass(ProblemError, InvalidInput)
     assert ProblemError.exit_code == 2
+
+
+# Ranks and microbatches that differ
+
+
+def test_factors_multiply_exactly_and_round_half_up():
+    asked = problem(
+        profile=profile(static_bytes=7, backward_weight_bytes=3, workspace_bytes=1, output_bytes=5),
+        rank_factors=(1, "1.5", 2, 0.1),
+        microbatch_factors=(1, "0.5", "1.25", 3, 1, 1, 1, 1),
+    )
+    plain, slow, small = asked.cost(0, 0), asked.cost(1, 0), asked.cost(0, 1)
+    assert plain == asked.profile.stages[0]
+    assert (slow.forward_ns, slow.backward_input_ns, slow.backward_weight_ns) == (5, 3, 2)  # 4.5, 3, 1.5
+    assert (slow.activation_bytes, slow.output_bytes, slow.static_bytes) == (10, 5, 7)
+    assert (small.forward_ns, small.activation_bytes, small.backward_weight_bytes) == (2, 5, 2)
+    assert (small.workspace_bytes, small.output_bytes, small.static_bytes) == (1, 3, 7)
+    assert asked.cost(3, 3).forward_ns == 1  # 3 x 0.1 x 3 = 0.9
+    assert asked.cost(2, 2).forward_ns == 8  # 3 x 2 x 1.25 = 7.5
+
+
+def test_the_speed_of_a_rank_is_that_of_the_rank_on_the_route():
+    both = problem(
+        placement=Placement.bidirectional(4), microbatches=2, rank_factors=(10, 1, 1, 1), profile=profile(forward_ns=3)
+    )
+    assert [both.cost(0, j).forward_ns for j in range(2)] == [30, 3]
+    assert [both.cost(3, j).forward_ns for j in range(2)] == [3, 30]
+
+
+def test_the_sum_of_both_backwards_stays_their_sum():
+    halves = problem(profile=profile(backward_input_ns=1, backward_weight_ns=1), rank_factors=("0.5", 1, 1, 1))
+    assert halves.cost(0, 0).backward_ns == 2
+    cheaper = problem(profile=profile(backward_ns=1), rank_factors=(3, 1, 1, 1))
+    assert cheaper.cost(0, 0).backward_ns == 3
+
+
+def test_factors_of_one_are_no_factors():
+    plain, ones = problem(), problem(rank_factors=(1, "1.0", 1.0, "1"), microbatch_factors=[1] * 8)
+    assert ones == plain
+    assert ones.rank_factors is None
+    assert ones.digest == plain.digest
+    assert problem(rank_factors=(1, "1.50", 1, 1)).digest == problem(rank_factors=(1, 1.5, 1, 1)).digest != plain.digest
+
+
+def test_the_digest_of_a_problem_without_new_parts_is_that_of_the_first_release():
+    assert problem(memory_limit="1x").digest == "3e8a4fc329f1d8b7"
+
+
+def test_kx_averages_over_microbatches_that_differ():
+    assert problem(memory_limit="1x", microbatch_factors=(2, 1, 1, 1, 1, 1, 1, 2)).limit_bytes == (50,) * 4
+
+
+@pytest.mark.parametrize(
+    "factors", [(1, 1, 1), "1,1,1,1", (1, 1, 1, 0), (1, 1, 1, -1), (1, 1, 1, "a"), (1, 1, 1, 1e7), (1, 1, 1, True), 5]
+)
+def test_factors_that_make_no_sense_are_refused(factors):
+    with pytest.raises(ProblemError, match="factor"):
+        problem(rank_factors=factors)
+    with pytest.raises(ProblemError, match="factor"):
+        problem(microbatches=4, microbatch_factors=factors)
+
+
+def test_scaled_beyond_the_largest_is_refused():
+    with pytest.raises(ProblemError, match=r"stage 0, scaled by its factors: .* at most 2\^62"):
+        problem(profile=profile(forward_ns=2**62), rank_factors=(2, 1, 1, 1)).cost(0, 0)

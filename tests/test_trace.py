@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from zbsolve.errors import InvalidInput
@@ -52,6 +54,13 @@ def test_the_profile_has_the_medians_and_keeps_what_was_not_measured():
     assert first.static_bytes == 7
     assert trace.profile().name == "two"
     assert trace.profile().source.samples == 3
+
+
+def test_measured_times_are_divided_by_the_factors_of_rank_and_microbatch():
+    asked = dataclasses.replace(problem(), rank_factors=(2, 1), microbatch_factors=("0.5",))
+    first, second = Trace(problem=asked, steps=(rows(0),)).profile().stages
+    assert (first.forward_ns, first.backward_input_ns) == (12, 20)
+    assert (second.forward_ns, second.backward_ns) == (26, 60)
 
 
 def test_planned_and_measured_stand_beside_each_other():

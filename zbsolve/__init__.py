@@ -6,9 +6,11 @@ The names below are the public interface. Importing them loads none of the heavy
 
 from __future__ import annotations
 
+from zbsolve.analysis.explain import Explanation, explain
 from zbsolve.bounds import lower_bound, lower_bounds
 from zbsolve.catalog import Schedule, baseline, schedules
 from zbsolve.check import check, violations
+from zbsolve.draw.report import write_report
 from zbsolve.errors import (
     FileFormatError,
     Infeasible,
@@ -22,7 +24,8 @@ from zbsolve.errors import (
     ZbsolveError,
 )
 from zbsolve.files import SolverRecord, read_profile, read_timetable, write_profile, write_timetable
-from zbsolve.interop.torch import write_torch_csv
+from zbsolve.interop.perfetto import write_perfetto
+from zbsolve.interop.torch import read_torch_csv, write_torch_csv
 from zbsolve.metrics import memory_curve, metrics
 from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind, Op
@@ -38,6 +41,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Bound",
+    "Explanation",
     "FileFormatError",
     "Infeasible",
     "InvalidInput",
@@ -71,17 +75,21 @@ __all__ = [
     "__version__",
     "baseline",
     "check",
+    "explain",
     "lower_bound",
     "lower_bounds",
     "memory_curve",
     "metrics",
     "read_profile",
     "read_timetable",
+    "read_torch_csv",
     "schedules",
     "simulate",
     "solve",
     "violations",
+    "write_perfetto",
     "write_profile",
+    "write_report",
     "write_timetable",
     "write_torch_csv",
 ]

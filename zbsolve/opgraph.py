@@ -123,7 +123,10 @@ class OpGraph:
         kind, stage, microbatch, rank = _default_nodes(problem) if ops is None else _given_nodes(problem, ops)
         parts = _index_parts(problem, kind, stage, microbatch)
         duration, start_bytes, end_bytes = _effects(problem, kind, stage, microbatch)
-        arcs = _join([_forward_chain(problem, parts), _backward_chain(problem, parts), _within_stage(parts)])
+        families = [_forward_chain(problem, parts)]
+        if not problem.forward_only:
+            families += [_backward_chain(problem, parts), _within_stage(parts)]
+        arcs = _join(families)
         order = np.argsort(arcs.head, kind="stable")
         tail, head, lag = arcs.tail[order], arcs.head[order], arcs.lag_ns[order]
         nodes = len(kind)
@@ -252,7 +255,10 @@ class _Arcs:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The node that does each part, shape (stages, microbatches); a fused backward does two."""
+    """The node that does each part, shape (stages, microbatches); a fused backward does two.
+
+    Of a problem with forwards only the tables of the backward stay empty: -1 everywhere.
+    """
 
     forward: Int32
     backward_input: Int32
@@ -266,7 +272,9 @@ def _routes(problem: Problem) -> Int32:
 
 
 def _default_nodes(problem: Problem) -> tuple[Int8, Int32, Int32, Int32]:
-    codes = (_F, _B, _W) if "split" in problem.allow else (_F, _BW)
+    codes: tuple[int, ...] = (_F, _B, _W) if "split" in problem.allow else (_F, _BW)
+    if problem.forward_only:
+        codes = (_F,)
     shape = (len(codes), problem.placement.stages, problem.microbatches)
     kind, stage, microbatch = (axis.ravel() for axis in np.indices(shape, dtype=np.int32))
     rank = _routes(problem)[stage, microbatch]
@@ -280,7 +288,8 @@ def _given_nodes(problem: Problem, ops: Sequence[Iterable[Op]]) -> tuple[Int8, I
     table = []
     for rank, row in enumerate(ops):
         for op in row:
-            if op.microbatch is None or not (0 <= op.stage < stages and 0 <= op.microbatch < microbatches):
+            foreign = problem.forward_only and op.kind is not Kind.FORWARD
+            if foreign or op.microbatch is None or not (0 <= op.stage < stages and 0 <= op.microbatch < microbatches):
                 raise OrderError(f"{op} in the row of rank {rank} is not an operation of this problem")
             table.append((_CODE[op.kind], op.stage, op.microbatch, rank))
     columns = np.asarray(table, dtype=np.int32).reshape(-1, 4).T
@@ -301,7 +310,7 @@ def _index_parts(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32) 
         table[stage[nodes], microbatch[nodes]] = nodes
         done = np.zeros(shape, dtype=np.int64)
         np.add.at(done, (stage[nodes], microbatch[nodes]), 1)
-        wrong = np.argwhere(done != 1)
+        wrong = np.argwhere(done != (part is Kind.FORWARD or not problem.forward_only))
         if len(wrong):
             s, j = (int(v) for v in wrong[0])
             times = int(done[s, j])
@@ -322,7 +331,8 @@ def _effects(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32) -> t
                 raise ProblemError(f"the bytes of stage {s} exceed 2^62; check the units of the profile")
             duration[:, s, j] = c.forward_ns, c.backward_input_ns, c.backward_weight_ns, c.backward_ns
             start[:, s, j] = held + extra, max(left - held, 0) + extra, extra, extra
-            end[:, s, j] = -extra, min(left - held, 0) - extra, -left - extra, -held - extra
+            freed = held if problem.forward_only else 0
+            end[:, s, j] = -freed - extra, min(left - held, 0) - extra, -left - extra, -held - extra
     at = (kind, stage, microbatch)
     return duration[at], start[at], end[at]
 

@@ -6,26 +6,33 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
-from zbsolve.errors import ProblemError
+from zbsolve.errors import ProblemError, ProfileError
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.profile import Profile, StageCost
-from zbsolve.units import MAX_AMOUNT, counted, parse_bytes, whole_amount
+from zbsolve.units import MAX_AMOUNT, counted, parse_bytes, parse_factor, scaled, whole_amount
 
-__all__ = ["Limit", "Objective", "Problem"]
+__all__ = ["Factor", "Limit", "Objective", "Problem"]
 
 Objective = Literal["period", "makespan"]
 Limit = int | str | None
 """A memory limit: bytes, text such as ``"72GiB"`` or ``"1.5x"``, None for unlimited."""
 
+Factor = int | str | float | Decimal
+"""A factor: a number, or text such as ``"1.25"``; kept as an exact decimal."""
+
 MAX_OPERATIONS = 4_000_000
 
 _TIMES = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*x\s*", re.ASCII)
 _CHOICES = frozenset({"split", "fused"})
+
+_TIMES_OF_COMPUTE = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns")
+_BYTES_OF_A_MICROBATCH = ("activation_bytes", "backward_weight_bytes", "workspace_bytes", "output_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +57,15 @@ class Problem:
         What an order may choose: ``"split"`` (B and W apart), ``"fused"`` (B and W as one).
     route_of
         The route of each microbatch; default in turn.
+    rank_factors
+        One a rank: how many times as long as the profile says every operation takes there. The
+        default is 1 for all, and so is anything that is 1 for all.
+    microbatch_factors
+        One a microbatch: how many times as large as the profile says it is, as with sequences of
+        different lengths. Its operations take, hold, need and hand over so many times as much.
+    forward_only
+        Run the forwards alone, for evaluation and serving: what a forward holds is freed at its end.
+        `allow` then says nothing.
 
     Attributes
     ----------
@@ -69,7 +85,13 @@ class Problem:
     objective: Objective = "period"
     allow: frozenset[str] = _CHOICES
     route_of: tuple[int, ...] | None = None
+    rank_factors: tuple[Factor, ...] | None = None
+    microbatch_factors: tuple[Factor, ...] | None = None
+    forward_only: bool = False
     limit_bytes: tuple[int | None, ...] = field(init=False, repr=False, compare=False)
+    _costs: dict[tuple[int, int, Factor], StageCost] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         stages, ranks, routes = len(self.profile.stages), self.placement.ranks, len(self.placement.routes)
@@ -99,6 +121,13 @@ class Problem:
             raise ProblemError(
                 f"route_of needs one route below {routes} for each of the {self.microbatches} microbatches"
             )
+        if not isinstance(self.forward_only, bool):
+            raise ProblemError(f"forward_only is True or False, got {self.forward_only!r}")
+        for name, count, one in (
+            ("rank_factors", ranks, "rank"),
+            ("microbatch_factors", self.microbatches, "microbatch"),
+        ):
+            object.__setattr__(self, name, _factors(getattr(self, name), name, count, one))
         for override in self.profile.link.overrides:
             if max(override.sender, override.receiver) >= ranks:
                 raise ProblemError(
@@ -145,8 +174,35 @@ class Problem:
         return sum(self.profile.stages[stage].static_bytes for stage in self.placement.stages_of(rank))
 
     def cost(self, stage: int, microbatch: int) -> StageCost:
-        """What a microbatch costs on a stage; the only way to a cost."""
-        return self.profile.stages[stage]
+        """What a microbatch costs on a stage, where its route runs it; the only way to a cost.
+
+        Durations are the profile's times both factors, sizes times that of the microbatch, each
+        multiplied exactly and rounded to whole units, half up. What is there once for all
+        microbatches (static bytes) is not scaled.
+
+        Raises
+        ------
+        ProblemError
+            If a scaled duration or size exceeds 2^62.
+        """
+        cost = self.profile.stages[stage]
+        if self.rank_factors is None and self.microbatch_factors is None:
+            return cost
+        assert self.route_of is not None
+        rank = self.placement.routes[self.route_of[microbatch]][stage]
+        size = 1 if self.microbatch_factors is None else self.microbatch_factors[microbatch]
+        known = self._costs.get((stage, rank, size))
+        if known is None:
+            slowness = 1 if self.rank_factors is None else self.rank_factors[rank]
+            known = self._costs[stage, rank, size] = _scaled_cost(cost, stage, Fraction(slowness), Fraction(size))
+        return known
+
+    def factor(self, op: Op) -> float:
+        """How many times as long as the profile says an operation takes, for reading measured times."""
+        assert op.microbatch is not None
+        slowness = 1 if self.rank_factors is None else self.rank_factors[self.rank_of(op)]
+        size = 1 if self.microbatch_factors is None else self.microbatch_factors[op.microbatch]
+        return float(Fraction(slowness) * Fraction(size))
 
     def rank_of(self, op: Op) -> int:
         """The rank that runs an operation."""
@@ -156,7 +212,9 @@ class Problem:
 
     def operations(self) -> tuple[tuple[Op, ...], ...]:
         """The default set: for each rank its operations, split where that is allowed."""
-        backward = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT) if "split" in self.allow else (Kind.BACKWARD,)
+        backward: tuple[Kind, ...] = ()
+        if not self.forward_only:
+            backward = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT) if "split" in self.allow else (Kind.BACKWARD,)
         rows: list[list[Op]] = [[] for _ in range(self.placement.ranks)]
         for kind in (Kind.FORWARD, *backward):
             for stage in range(self.placement.stages):
@@ -179,5 +237,36 @@ class Problem:
             sorted(self.allow),
             self.route_of,
         ]
+        # what is left at its default does not stand in the fingerprint, so that it outlives new parts
+        chosen: dict[str, Any] = {
+            name: [str(factor) for factor in factors]
+            for name, factors in (("rank_factors", self.rank_factors), ("microbatch_factors", self.microbatch_factors))
+            if factors is not None
+        }
+        if self.forward_only:
+            chosen["forward_only"] = True
+        content += [chosen] if chosen else []
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _factors(given: Sequence[Factor] | None, name: str, count: int, one: str) -> tuple[Decimal, ...] | None:
+    """Factors as exact decimals; None where all are 1."""
+    if given is None:
+        return None
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != count:
+        got = f"; got {len(given)}" if isinstance(given, Sequence) and not isinstance(given, str) else ""
+        raise ProblemError(f"{name} needs one factor for each {one}, {count} in all{got}")
+    factors = tuple(parse_factor(f, f"the factor of {one} {i}", error=ProblemError) for i, f in enumerate(given))
+    return None if all(factor == 1 for factor in factors) else factors
+
+
+def _scaled_cost(cost: StageCost, stage: int, slowness: Fraction, size: Fraction) -> StageCost:
+    changed: dict[str, Any] = {name: scaled(getattr(cost, name), slowness * size) for name in _TIMES_OF_COMPUTE}
+    if cost.backward_ns == cost.backward_input_ns + cost.backward_weight_ns:  # the sum stays the sum
+        changed["backward_ns"] = changed["backward_input_ns"] + changed["backward_weight_ns"]
+    changed |= {name: scaled(getattr(cost, name), size) for name in _BYTES_OF_A_MICROBATCH}
+    try:
+        return replace(cost, **changed)
+    except ProfileError as error:
+        raise ProblemError(f"stage {stage}, scaled by its factors: {error}") from None

@@ -172,12 +172,16 @@ class Trace:
     def profile(self) -> Profile:
         """The problem's profile with the measured medians in place of its times.
 
-        Where a stage ran its backward in one piece only, B and W keep their proportion; where it ran
-        it in two pieces only, one piece is their sum. Bytes and links stay as they were.
+        Times of slower ranks and larger microbatches are divided by their factors first. Where a stage
+        ran its backward in one piece only, B and W keep their proportion; where it ran it in two
+        pieces only, one piece is their sum. Bytes and links stay as they were.
         """
-        found: dict[tuple[int, Kind], list[int]] = defaultdict(list)
+        found: dict[tuple[int, Kind], list[float]] = defaultdict(list)
+        factors: dict[Op, float] = {}
         for op, ns in self.durations():
-            found[op.stage, op.kind].append(ns)
+            if op not in factors:
+                factors[op] = self.problem.factor(op)
+            found[op.stage, op.kind].append(ns / factors[op])
         medians = {key: round(statistics.median(values)) for key, values in found.items()}
         stages = tuple(_measured(stage, cost, medians) for stage, cost in enumerate(self.problem.profile.stages))
         old = self.problem.profile

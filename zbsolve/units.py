@@ -7,15 +7,31 @@ Everything inside zbsolve is an integer of ns or bytes. Text comes in as ``"18.5
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from fractions import Fraction
 
 from zbsolve.errors import UnitError
 
-__all__ = ["MAX_AMOUNT", "counted", "format_bytes", "format_ns", "parse_bytes", "parse_ns", "whole_amount"]
+__all__ = [
+    "MAX_AMOUNT",
+    "MAX_FACTOR",
+    "counted",
+    "format_bytes",
+    "format_ns",
+    "parse_bytes",
+    "parse_factor",
+    "parse_ns",
+    "scaled",
+    "whole_amount",
+]
 
 MAX_AMOUNT = 2**62
 """Largest number of ns or bytes zbsolve handles: sums of two still fit a signed 64-bit integer."""
 
+MAX_FACTOR = 10**6
+"""Largest factor by which a duration or a size may be multiplied."""
+
+_FACTOR = re.compile(r"\s*(\d{1,7}(?:\.\d{1,12})?)\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-zµμ]*)\s*", re.ASCII | re.IGNORECASE)
 
 _NS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
@@ -81,6 +97,38 @@ def parse_bytes(value: object, what: str = "a size") -> int:
         If it is neither, negative, above 2^62 bytes, or not a whole number of bytes.
     """
     return _parse(value, _BYTES, "72GiB", what)
+
+
+def parse_factor(value: object, what: str = "a factor", *, error: type[Exception] = UnitError) -> Decimal:
+    """Read a factor exactly: a whole number, text such as ``"1.25"``, a Decimal, or a float as it is printed.
+
+    Raises
+    ------
+    UnitError
+        Or `error`, if it is none of these, 0 or negative, above a million, or has more than 12 decimals.
+    """
+    text = value if isinstance(value, str) else "" if isinstance(value, bool) else _digits(value)
+    match = _FACTOR.fullmatch(text)
+    factor = Decimal(match.group(1)) if match else Decimal(0)
+    if not 0 < factor <= MAX_FACTOR:
+        raise error(
+            f"{what} must be a decimal number above 0, at most {MAX_FACTOR} and with at most 12 decimals, "
+            f"such as '1.25'; got {_shown(value)}"
+        )
+    return factor.normalize() if factor % 1 else Decimal(int(factor))  # one spelling for each number
+
+
+def _digits(value: object) -> str:
+    if isinstance(value, Decimal):
+        return format(value, "f") if value.is_finite() and -15 <= value.adjusted() <= 15 else ""
+    if isinstance(value, int):
+        return str(value) if abs(value) <= MAX_FACTOR else ""
+    return repr(value) if isinstance(value, float) else ""
+
+
+def scaled(amount: int, factor: Fraction) -> int:
+    """An amount times a factor, rounded to whole units, half up."""
+    return (2 * amount * factor.numerator + factor.denominator) // (2 * factor.denominator)
 
 
 def counted(count: int, what: str) -> str:

@@ -30,6 +30,11 @@ def uniform(placement, microbatches, forward=1, backward=1, weight=1, latency=0,
     return Problem(profile=profile, placement=placement, microbatches=microbatches, **options)
 
 
+def uniform_for(name, *args, **options):
+    """`uniform`, of forwards only where the schedule is for them."""
+    return uniform(*args, forward_only=name == "forward-only", **options)
+
+
 def chunked(instance, placement, limit=None):
     """The instance with each rank's stage cut into equal chunks; times and bytes are multiplied by their number."""
     stages = tuple(StageCost(**instance["profile"]["stages"][rank]) for rank in placement.routes[0])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.catalog.helpers import uniform
+from tests.catalog.helpers import uniform, uniform_for
 from zbsolve.catalog import baseline, schedules
 from zbsolve.errors import ScheduleConditionError
 from zbsolve.placement import Placement
@@ -23,7 +23,7 @@ PLACEMENTS = {
 def test_the_placement_that_a_schedule_names_is_one_it_takes():
     for schedule in schedules():
         placement = PLACEMENTS["linear" if schedule.placement == "any" else schedule.placement]
-        assert baseline(schedule.name, uniform(placement, 8)).rows
+        assert baseline(schedule.name, uniform_for(schedule.name, placement, 8)).rows
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.catalog.helpers import uniform
+from tests.catalog.helpers import uniform, uniform_for
 from tests.strategies import problems
 from zbsolve.catalog import baseline, schedules
 from zbsolve.check import violations
@@ -80,7 +80,7 @@ def test_from_few_microbatches_to_many(name):
         for microbatches in sorted({1, 2, ranks - 1, ranks, ranks + 1, 2 * ranks - 1, 2 * ranks, 3 * ranks + 2, 32}):
             if not microbatches:
                 continue
-            problem = uniform(make(ranks), microbatches, 3, 2, 1, latency=1)
+            problem = uniform_for(name, make(ranks), microbatches, 3, 2, 1, latency=1)
             try:
                 order = baseline(name, problem)
             except ScheduleConditionError:
@@ -90,13 +90,17 @@ def test_from_few_microbatches_to_many(name):
     assert passed >= 10
 
 
+def costs_on(problem, rank):
+    stages, microbatches = problem.placement.stages_of(rank), range(problem.microbatches)
+    return [problem.cost(s, j) for s in stages for j in microbatches]
+
+
 def largest_chunk(problem, rank):
-    return max(problem.profile.stages[s].activation_bytes for s in problem.placement.stages_of(rank))
+    return max(cost.activation_bytes for cost in costs_on(problem, rank))
 
 
 def always(problem, rank):
-    costs = [problem.profile.stages[s] for s in problem.placement.stages_of(rank)]
-    return problem.static_bytes(rank) + max(cost.workspace_bytes for cost in costs)
+    return problem.static_bytes(rank) + max(cost.workspace_bytes for cost in costs_on(problem, rank))
 
 
 @settings(max_examples=60, deadline=None)
@@ -129,7 +133,8 @@ def test_zb_v_keeps_the_limit_from_1x_on_where_the_chunks_of_a_rank_are_equal(pr
             )
             for s in (first, second)
         )
-    problem = replace(problem, profile=replace(problem.profile, stages=tuple(stages)), memory_limit=limit)
+    profile = replace(problem.profile, stages=tuple(stages))
+    problem = replace(problem, profile=profile, memory_limit=limit, microbatch_factors=None)
     own = replace(problem, memory_limit=limit or "1x").limit_bytes
     peaks = metrics(simulate(problem, baseline("zb-v", problem))).peak_bytes
     assert all(peak <= most for peak, most in zip(peaks, own, strict=True))
@@ -148,8 +153,8 @@ def test_ranks_may_be_numbered_in_any_way(name):
     }[wanted]
     number = (2, 0, 3, 1)
     turned = Placement.custom(*([number[rank] for rank in route] for route in plain.routes))
-    mine = baseline(name, uniform(plain, 8, 3, 2, 1))
-    other = baseline(name, uniform(turned, 8, 3, 2, 1))
+    mine = baseline(name, uniform_for(name, plain, 8, 3, 2, 1))
+    other = baseline(name, uniform_for(name, turned, 8, 3, 2, 1))
     assert tuple(other.rows[rank] for rank in number) == mine.rows
 
 

@@ -41,13 +41,15 @@ def test_help_and_version_load_neither_verbs_nor_rich():
         "check TIMETABLE --bound",
         "simulate TIMETABLE --profile PROFILE",
         "baseline 1f1b PROFILE -m 3",
+        "explain TIMETABLE --no-what-if",
         "draw TIMETABLE",
+        "report TIMETABLE -o REPORT",
         "emit TIMETABLE --to torch-csv",
         "schema timetable",
     ],
 )
 def test_verbs_that_only_read_load_nothing_heavy(tmp_path, line):
-    files = {"PROFILE": put_profile(tmp_path), "TIMETABLE": put_timetable(tmp_path)}
+    files = {"PROFILE": put_profile(tmp_path), "TIMETABLE": put_timetable(tmp_path), "REPORT": str(tmp_path / "r.html")}
     ended = process(*(files.get(word, word) for word in line.split()), code=PROBE % (HEAVY,))
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.splitlines()[-1] == "HEAVY []"

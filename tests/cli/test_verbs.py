@@ -363,7 +363,7 @@ def test_emit_torch_csv(timetable, tmp_path):
     assert len(told["files"]) == 2
     assert json.loads((tmp_path / told["files"][1]).read_text())
     assert call_json("emit", timetable, "--to", "torch-csv")["rows"][0][0] == "0F0"
-    assert "torch-csv" in error_of(call("emit", timetable, "--to", "perfetto", code=2))
+    assert "torch-csv" in error_of(call("emit", timetable, "--to", "nothing", code=2))
 
 
 def test_profile_show(profile):
@@ -526,7 +526,7 @@ def test_options_that_make_no_sense_are_one_message(tmp_path, options, words):
 
 
 def test_messages_of_click_are_laid_out_in_one_line(profile, timetable):
-    assert "Choose from: torch-csv. See `" in error_of(call("emit", timetable, code=2))
+    assert "Choose from: torch-csv, torch-csv-comms, " in error_of(call("emit", timetable, code=2))
     assert "Choose from: profile, timetable. See `" in error_of(call("schema", code=2))
 
 
@@ -536,3 +536,40 @@ def test_one_is_no_plural(tmp_path):
     assert "1 microbatch, 1 stage on 1 rank (linear)" in told
     assert "operations on 1 rank, period" in call("check", out).stdout
     assert "1 limit" not in call("solve", profile, "-m", "1", "--memory", "1,1", code=2).stderr
+
+
+def test_ranks_and_microbatches_that_differ(profile, tmp_path):
+    path = tmp_path / "t.json"
+    options = ("--rank-factors", "1,1.5", "--microbatch-factors", "1,0.5,2")
+    made = call_json("baseline", "1f1b", profile, "-m", "3", *options, "-o", str(path))
+    found = read_timetable(path)
+    assert [str(f) for f in found.problem.rank_factors] == ["1", "1.5"]
+    assert [str(f) for f in found.problem.microbatch_factors] == ["1", "0.5", "2"]
+    assert made["digest"] == found.problem.digest
+    assert call_json("check", str(path))["ok"]
+    solved = call_json("solve", profile, "-m", "3", *options, "--time-limit", "5")
+    assert solved["period_ns"] <= made["period_ns"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--rank-factors", "1,1,1"), "3 factors for 2 ranks"),
+        (("--rank-factors", "1,fast"), "the factor of rank 1 must be a decimal number"),
+        (("--microbatch-factors", "1,1,0"), "the factor of microbatch 2 must be a decimal number above 0"),
+    ],
+)
+def test_factors_that_cannot_be_used(profile, options, words):
+    assert words in call("baseline", "1f1b", profile, "-m", "3", *options, code=2).stderr.replace("\n", " ")
+
+
+def test_forwards_only(profile, tmp_path):
+    path = tmp_path / "t.json"
+    made = call_json("solve", profile, "-m", "3", "--forward-only", "--time-limit", "5", "-o", str(path))
+    assert (made["status"], made["period_ns"]) == ("optimal", 3000)
+    assert call_json("check", str(path), "--bound")["ok"]
+    assert call_json("baseline", "forward-only", profile, "-m", "3")["digest"] == made["digest"]
+    shown = call_json("compare", profile, "-m", "3", "--forward-only", "--time-limit", "5")
+    assert [row["schedule"] for row in shown["rows"]] == ["forward-only", "solved"]
+    assert "use forward-only" in call("baseline", "1f1b", profile, "-m", "3", "--forward-only", code=2).stderr
+    call("draw", str(path))

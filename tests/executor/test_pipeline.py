@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -70,7 +72,7 @@ def keeps_order(order):
     return all(numbers == sorted(numbers) for numbers in added.values())
 
 
-@pytest.mark.parametrize("name", [schedule.name for schedule in schedules()])
+@pytest.mark.parametrize("name", [schedule.name for schedule in schedules() if schedule.name != "forward-only"])
 def test_every_published_schedule_is_right_and_bitwise_where_it_keeps_the_order_of_microbatches(name):
     ran = 0
     for placement in (Placement.linear(3), Placement.looped(2, 2), Placement.v(2), Placement.bidirectional(2)):
@@ -98,6 +100,20 @@ def test_evaluation_runs_on_every_placement(placement, microbatches, seed):
             expected = stage(expected)
     torch.testing.assert_close(pipe.eval(inputs), expected)
     assert all(p.grad is None for stage in stages for p in stage.parameters())
+
+
+@pytest.mark.parametrize("placement", [Placement.linear(3), Placement.v(2), Placement.bidirectional(2)])
+def test_a_timetable_of_forwards_only_evaluates_and_refuses_to_train(placement):
+    stages, (inputs, target) = pipes.model(placement.stages), pipes.batch(3)
+    asked = replace(pipes.problem(placement, 3), forward_only=True)
+    pipe = Pipeline(simulate(asked, baseline("forward-only", asked)), stages, pipes.square_loss)
+    expected = inputs
+    with torch.no_grad():
+        for stage in stages:
+            expected = stage(expected)
+    torch.testing.assert_close(pipe.eval(inputs), expected)
+    with pytest.raises(InvalidInput, match="can evaluate but not train"):
+        pipe.step(inputs, target)
 
 
 def test_evaluation_uses_evaluation_mode_and_puts_the_mode_back():

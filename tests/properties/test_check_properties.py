@@ -28,6 +28,7 @@ from zbsolve.profile import Profile
 from zbsolve.simulate import Timer, simulate
 from zbsolve.timetable import Order, TimedOp, Timetable
 
+SPLIT = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 SEEDS = st.integers(0, 2**32)
 
 
@@ -43,7 +44,7 @@ def some_order(problem: Problem, rng: random.Random) -> Order:
 
 
 @settings(max_examples=1000, deadline=None)
-@given(problem=problems(), seed=SEEDS)
+@given(problem=problems(variants=True), seed=SEEDS)
 def test_every_simulated_order_is_accepted_and_its_peaks_and_value_are_the_same(problem, seed):
     order = some_order(problem, random.Random(seed))
     timetable = simulate(problem, order)
@@ -56,7 +57,7 @@ def test_every_simulated_order_is_accepted_and_its_peaks_and_value_are_the_same(
 
 
 @settings(max_examples=200, deadline=None)
-@given(problem=problems(), seed=SEEDS)
+@given(problem=problems(variants=True), seed=SEEDS)
 def test_one_byte_less_than_a_peak_is_too_little(problem, seed):
     order = some_order(problem, random.Random(seed))
     graph = OpGraph.build(problem, order.rows)
@@ -73,7 +74,7 @@ def test_one_byte_less_than_a_peak_is_too_little(problem, seed):
 
 
 @settings(max_examples=400, deadline=None)
-@given(problem=problems(), seed=SEEDS)
+@given(problem=problems(variants=True), seed=SEEDS)
 def test_an_order_deadlocks_for_the_timer_iff_it_does_for_the_judge(problem, seed):
     rng = random.Random(seed)
     rows = [list(row) for row in some_order(problem, rng).rows]
@@ -109,7 +110,7 @@ def fits_the_graph(graph: OpGraph, rows: tuple[Int32, ...], timetable: Timetable
 
 
 @settings(max_examples=300, deadline=None)
-@given(problem=problems(most_microbatches=3), seed=SEEDS)
+@given(problem=problems(most_microbatches=3, variants=True), seed=SEEDS)
 def test_shaken_times_are_accepted_iff_they_fit_the_graph(problem, seed):
     rng = random.Random(seed)
     timetable = simulate(problem, some_order(problem, rng))
@@ -280,13 +281,34 @@ def unfuse_but_forget_the_weight_gradient(case: Case) -> Broken | None:
     return Broken(rows, {"missing"})
 
 
-def allow_the_other_kind_only(case: Case) -> Broken:
-    rank, at = case.rng.choice(case.seats(lambda _r, _i, t: t.op.kind is not Kind.FORWARD))
+def allow_the_other_kind_only(case: Case) -> Broken | None:
+    backwards = case.seats(lambda _r, _i, t: t.op.kind in (*SPLIT, Kind.BACKWARD))
+    if not backwards:
+        return None
+    rank, at = case.rng.choice(backwards)
     word = "split" if case.timetable.rows[rank][at].op.kind is Kind.BACKWARD else "fused"
     return Broken(case.rows, {"not_allowed"}, problem=dataclasses.replace(case.problem, allow=frozenset({word})))
 
 
-def exchange_two_of_a_row_of_which_one_needs_the_other(case: Case) -> Broken:
+def run_a_backward_among_forwards_only(case: Case) -> Broken | None:
+    rows, seats = case.rows, case.seats()
+    if not case.problem.forward_only:
+        return None
+    rank, at = case.rng.choice(seats)
+    op = dataclasses.replace(rows[rank][at].op, kind=case.rng.choice([*SPLIT, Kind.BACKWARD]))
+    rows[rank].append(TimedOp(op, rows[rank][-1].end_ns, rows[rank][-1].end_ns))
+    return Broken(rows, {"unknown"})
+
+
+def ask_for_forwards_only(case: Case) -> Broken | None:
+    if case.problem.forward_only:
+        return None
+    return Broken(case.rows, {"unknown"}, problem=dataclasses.replace(case.problem, forward_only=True))
+
+
+def exchange_two_of_a_row_of_which_one_needs_the_other(case: Case) -> Broken | None:
+    if case.problem.forward_only:
+        return None
     rows = case.rows
     stage, microbatch = case.rng.randrange(case.problem.placement.stages), case.rng.randrange(case.problem.microbatches)
     part = case.rng.choice([Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT])
@@ -297,7 +319,9 @@ def exchange_two_of_a_row_of_which_one_needs_the_other(case: Case) -> Broken:
     return Broken(rows, {"precedence"})
 
 
-def exchange_their_times_alone(case: Case) -> Broken:
+def exchange_their_times_alone(case: Case) -> Broken | None:
+    if case.problem.forward_only:
+        return None
     rows = case.rows
     stage, microbatch = case.rng.randrange(case.problem.placement.stages), case.rng.randrange(case.problem.microbatches)
     rank, first = case.seat_of[Op(Kind.FORWARD, stage, microbatch)]
@@ -309,8 +333,10 @@ def exchange_their_times_alone(case: Case) -> Broken:
     return Broken(rows, {"row_order"})
 
 
-def start_one_with_what_it_needs(case: Case) -> Broken:
+def start_one_with_what_it_needs(case: Case) -> Broken | None:
     """B of a stage at the start of its F, which always takes some time here."""
+    if case.problem.forward_only:
+        return None
     rows = case.rows
     stage, microbatch = case.rng.randrange(case.problem.placement.stages), case.rng.randrange(case.problem.microbatches)
     rank, first = case.seat_of[Op(Kind.FORWARD, stage, microbatch)]
@@ -322,6 +348,8 @@ def start_one_with_what_it_needs(case: Case) -> Broken:
 def let_two_ranks_wait_for_each_other(case: Case) -> Broken | None:
     """At a boundary between ranks a and b: on a F of i behind B of j, on b B of j behind F of i."""
     rows, problem = case.rows, case.problem
+    if problem.forward_only:
+        return None
     boundaries = [
         (s, i, j)
         for s in range(problem.placement.stages - 1)
@@ -376,10 +404,13 @@ def start_one_before_its_message(case: Case) -> Broken | None:
     return Broken(rows, {"transfer"} if rows[rank][at].start_ns >= 0 else {"time"})
 
 
-def start_one_much_later(case: Case) -> Broken:
+def start_one_much_later(case: Case) -> Broken | None:
     """Then the next of its row comes too early, or the row ends later than is claimed."""
     rows = case.rows
-    rank, at = case.rng.choice(case.seats())
+    seats = case.seats(lambda r, _i, _t: len(rows[r]) > 1)
+    if not seats:
+        return None
+    rank, at = case.rng.choice(seats)
     rows[rank][at] = moved(rows[rank][at], 1 + case.timetable.makespan_ns)
     last = at == len(rows[rank]) - 1
     return Broken(rows, {"claim", "first_start"} if last else {"row_order"}, claimed=case.value)
@@ -439,6 +470,8 @@ MUTATIONS = (
     fuse_but_keep_the_weight_gradient,
     unfuse_but_forget_the_weight_gradient,
     allow_the_other_kind_only,
+    run_a_backward_among_forwards_only,
+    ask_for_forwards_only,
     exchange_two_of_a_row_of_which_one_needs_the_other,
     exchange_their_times_alone,
     start_one_with_what_it_needs,
@@ -481,7 +514,7 @@ def is_broken_and_seen(mutation: Callable[[Case], Broken | None], case: Case) ->
 
 
 @settings(max_examples=800, deadline=None)
-@given(problem=problems(), seed=SEEDS)
+@given(problem=problems(variants=True), seed=SEEDS)
 def test_every_mutation_is_rejected(problem, seed):
     case = Case(problem, seed)
     for mutation in case.rng.sample(MUTATIONS, 10):
@@ -493,9 +526,12 @@ def test_every_mutation_finds_something_to_break(mutation):
     profile = Profile.uniform(
         4, forward_ns=3, backward_input_ns=2, backward_weight_ns=1, latency_ns=1, activation_bytes=5
     )
+    seen = 0
     for placement in (Placement.linear(4), Placement.looped(2, 2), Placement.v(2), Placement.bidirectional(4)):
         problem = Problem(profile=profile, placement=placement, microbatches=4)
-        assert sum(is_broken_and_seen(mutation, Case(problem, seed)) for seed in range(12)) >= 4
+        for variant in (problem, dataclasses.replace(problem, forward_only=True)):
+            seen += sum(is_broken_and_seen(mutation, Case(variant, seed)) for seed in range(12))
+    assert seen >= 16
 
 
 # Whatever it is given, it gives an answer
@@ -507,7 +543,7 @@ DOCUMENTED = re.findall(r"^`(\w+)`", inspect.getdoc(sys.modules["zbsolve.check"]
 
 
 @settings(max_examples=300, deadline=None)
-@given(problem=problems(most_microbatches=2, limits=True), rows=ANY_ROWS, claimed=ANY_INT)
+@given(problem=problems(most_microbatches=2, limits=True, variants=True), rows=ANY_ROWS, claimed=ANY_INT)
 def test_any_rows_are_judged_in_the_order_of_the_rules(problem, rows, claimed):
     junk = timed(problem, rows)
     for x, claim in ((junk, claimed), (junk.order, None)):

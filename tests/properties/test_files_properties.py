@@ -71,7 +71,7 @@ def timetables() -> st.SearchStrategy[Timetable]:
     def timed(problem: Problem, seed: int) -> Timetable:
         return simulate(problem, random_order(problem, seed))
 
-    return st.builds(timed, problems(limits=True, most_microbatches=3), st.integers(0, 2**32))
+    return st.builds(timed, problems(limits=True, most_microbatches=3, variants=True), st.integers(0, 2**32))
 
 
 @settings(max_examples=100, deadline=None)

@@ -79,9 +79,9 @@ class Costs:
 
     @cached_property
     def single(self) -> bool:
-        """Whether every rank holds one stage, on one route."""
+        """Whether every rank holds one stage, on one route, and there is a turn at the loss to argue about."""
         placement = self.problem.placement
-        return len(placement.routes) == 1 and placement.ranks == placement.stages
+        return not self.problem.forward_only and len(placement.routes) == 1 and placement.ranks == placement.stages
 
     @cached_property
     def fused_need(self) -> Int64:
@@ -151,8 +151,13 @@ class Costs:
 
     @cached_property
     def turn_ns(self) -> Int64:
-        """L: least time from the start of F to the start of the backward, of one stage and microbatch."""
+        """L: least time from the start of F to the start of the backward, of one stage and microbatch.
+
+        With forwards only there is an empty backward right after F.
+        """
         turn = self.forward_ns.copy()
+        if self.problem.forward_only:
+            return turn
         for s in range(self.stages - 2, -1, -1):
             turn[s] += self.down_ns[s] + turn[s + 1] + self.gradient_ns[s + 1] + self.up_ns[s]
         return turn
@@ -167,12 +172,19 @@ class Costs:
 
     @cached_property
     def tail_ns(self) -> Int64:
-        """Least time from the end of B (or of the fused backward) to the end of all backwards of earlier stages."""
+        """Least time from the end of B (or of the fused backward) to the end of all backwards of earlier stages.
+
+        With forwards only: from the end of F to the end of the forwards of all later stages.
+        """
         return self._finish_and_tail[1]
 
     @cached_property
     def _finish_and_tail(self) -> tuple[Int64, Int64]:
         finish, tail = np.zeros_like(self.forward_ns), np.zeros_like(self.forward_ns)
+        if self.problem.forward_only:
+            for s in range(self.stages - 2, -1, -1):
+                finish[s] = tail[s] = self.down_ns[s] + self.forward_ns[s + 1] + tail[s + 1]
+            return finish, tail
         for s in range(self.stages):
             if s:
                 tail[s] = self.up_ns[s - 1] + finish[s - 1]
@@ -188,11 +200,15 @@ class Costs:
 def read_costs(problem: Problem) -> Costs:
     """Read the costs from the operation graphs of the split and of the fused operations, as far as they are allowed.
 
+    With forwards only the backward is one that takes nothing, and what F holds counts as workspace.
+
     Raises
     ------
     ProblemError
         If durations or bytes of the iteration exceed 2^62.
     """
+    if problem.forward_only:
+        return _forwards(OpGraph.build(problem))
     split = OpGraph.build(replace(problem, allow=frozenset({"split"}))) if "split" in problem.allow else None
     fused = OpGraph.build(replace(problem, allow=frozenset({"fused"}))) if "fused" in problem.allow else None
     graph = split if split is not None else fused
@@ -216,6 +232,26 @@ def read_costs(problem: Problem) -> Costs:
         workspace_bytes=-graph.end_bytes[forward],
         down_ns=_lags(graph, forward[:-1], forward[1:]),
         up_ns=_lags(graph, (back := _nodes(graph, _BW if split is None else _B))[1:], back[:-1]),
+        base_bytes=graph.base_bytes,
+        limit_bytes=graph.limit_bytes,
+    )
+
+
+def _forwards(graph: OpGraph) -> Costs:
+    forward = _nodes(graph, _F)
+    nothing = np.zeros(forward.shape, dtype=np.int64)
+    return Costs(
+        problem=graph.problem,
+        rank=graph.rank[forward],
+        forward_ns=graph.duration_ns[forward],
+        input_ns=None,
+        weight_ns=None,
+        keep_bytes=None,
+        fused_ns=nothing,
+        held_bytes=nothing,
+        workspace_bytes=graph.start_bytes[forward],
+        down_ns=_lags(graph, forward[:-1], forward[1:]),
+        up_ns=nothing[1:],
         base_bytes=graph.base_bytes,
         limit_bytes=graph.limit_bytes,
     )

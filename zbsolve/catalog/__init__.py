@@ -9,6 +9,7 @@ from __future__ import annotations
 from zbsolve.catalog import (
     bidirectional,
     controllable_memory,
+    forward_only,
     hanayo,
     interleaved,
     looped,
@@ -17,6 +18,7 @@ from zbsolve.catalog import (
     zb_v,
     zero_bubble,
 )
+from zbsolve.catalog.conditions import require_backwards
 from zbsolve.catalog.schedule import Member, Schedule
 from zbsolve.errors import InvalidInput
 from zbsolve.problem import Problem
@@ -34,6 +36,7 @@ _FAMILIES = (
     controllable_memory,
     bidirectional,
     hanayo,
+    forward_only,
 )
 _MEMBERS: dict[str, Member] = {member.schedule.name: member for family in _FAMILIES for member in family.MEMBERS}
 
@@ -64,4 +67,6 @@ def baseline(name: str, problem: Problem) -> Order:
     member = _MEMBERS.get(name)
     if member is None:
         raise InvalidInput(f"there is no schedule {name!r}; choose one of {', '.join(_MEMBERS)}")
+    if member.schedule.family != forward_only.FAMILY:
+        require_backwards(problem, name)
     return member.build(problem)

@@ -10,6 +10,7 @@ from zbsolve.errors import ScheduleConditionError
 from zbsolve.problem import Problem
 
 __all__ = [
+    "require_backwards",
     "require_bidirectional",
     "require_looped",
     "require_one_stage_a_rank",
@@ -19,14 +20,27 @@ __all__ = [
 ]
 
 
+def require_backwards(problem: Problem, name: str) -> None:
+    """Check that there are backwards to place.
+
+    Raises
+    ------
+    ScheduleConditionError
+        If the problem runs forwards only.
+    """
+    if problem.forward_only:
+        raise ScheduleConditionError(f"{name} is for training, but the problem runs forwards only; use forward-only")
+
+
 def require_split(problem: Problem, name: str) -> None:
     """Check that B and W may stand apart.
 
     Raises
     ------
     ScheduleConditionError
-        If the problem allows the fused backward only.
+        If the problem allows the fused backward only, or runs forwards only.
     """
+    require_backwards(problem, name)
     if "split" not in problem.allow:
         raise ScheduleConditionError(
             f"{name} lives on B and W being apart, but the problem allows fused backwards only; "

@@ -28,19 +28,21 @@ def number_of_rows(sheet: Sheet) -> Iterator[Violation]:
 
 def unknown_operations(sheet: Sheet) -> Iterator[Violation]:
     """Every operation is one of the problem's."""
+    forwards = " and runs forwards only" if sheet.problem.forward_only else ""
     for row in sheet.rows:
         for entry in row:
             if entry.cell < 0:
                 yield Violation(
                     "unknown",
                     f"{entry} (place {entry.place}) is no operation of the problem, which has stages "
-                    f"0 to {sheet.stages - 1} and microbatches 0 to {sheet.microbatches - 1}; it has {_why(entry.op)}",
+                    f"0 to {sheet.stages - 1} and microbatches 0 to {sheet.microbatches - 1}{forwards}; "
+                    f"it has {_why(sheet, entry.op)}",
                     (entry.op,),
                 )
 
 
-def _why(op: Op) -> str:
-    if type(op.kind) is not Kind:
+def _why(sheet: Sheet, op: Op) -> str:
+    if type(op.kind) is not Kind or (sheet.problem.forward_only and op.kind is not Kind.FORWARD):
         return f"the kind {number(op.kind)}"
     if op.microbatch is None:
         return "no microbatch"

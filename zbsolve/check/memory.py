@@ -1,7 +1,8 @@
 """The rule of memory: along its row, a rank never holds more than its limit.
 
 What an operation adds, it adds at its start; what it frees, it frees at its end; workspace is there
-while it runs. So the bytes held follow from the row alone, whenever its operations run.
+while it runs, and so is what a forward holds that no backward follows. So the bytes held follow from
+the row alone, whenever its operations run.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ def _walk(sheet: Sheet, row: list[Entry], static: int, limit: int | None) -> _Wa
         cost = sheet.cost(entry.cell)
         change = _change(entry.op.kind, cost)
         during = held + max(change, 0) + cost.workspace_bytes
+        if sheet.problem.forward_only:
+            change = 0
         held += change
         if during > peak:
             peak, at = during, entry

@@ -74,7 +74,8 @@ class Sheet:
     known
         Those of operations that the problem has, row after row.
     doer
-        For F, B and W and each cell the entry that does it, None if there is none.
+        For F, B and W (F alone in a problem of forwards only) and each cell the entry that does it,
+        None if there is none.
     again
         The parts done more than once, with all the entries that do them.
     """
@@ -87,7 +88,8 @@ class Sheet:
         self.rows = [[self._entry(rank, *item) for item in enumerate(row)] for rank, row in enumerate(rows)]
         self.known = [entry for row in self.rows for entry in row if entry.cell >= 0]
         cells = self.stages * self.microbatches
-        self.doer: dict[Kind, list[Entry | None]] = {part: [None] * cells for part in (_F, _B, _W)}
+        parts = (_F,) if problem.forward_only else (_F, _B, _W)
+        self.doer: dict[Kind, list[Entry | None]] = {part: [None] * cells for part in parts}
         self.again: dict[tuple[Kind, int], list[Entry]] = {}
         for entry in self.known:
             for part in _DOES[entry.op.kind]:
@@ -118,6 +120,8 @@ class Sheet:
     def _cell(self, op: Op) -> int:
         # exact types: True equals 1, but is no stage
         if type(op.kind) is not Kind or type(op.stage) is not int or type(op.microbatch) is not int:
+            return -1
+        if self.problem.forward_only and op.kind is not _F:
             return -1
         if not (0 <= op.stage < self.stages and 0 <= op.microbatch < self.microbatches):
             return -1

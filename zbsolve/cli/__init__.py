@@ -20,8 +20,11 @@ VERBS = {
     "compare": "Published schedules and the solved one, or timetables, side by side.",
     "check": "Judge a timetable, by its own problem or by another memory limit.",
     "simulate": "Time the order of a timetable again, also under another profile.",
+    "explain": "Why a timetable takes as long as it does, and what would help.",
     "draw": "Timetables as text, SVG or PNG.",
+    "report": "Timetables as one page for a browser, to zoom into and to print.",
     "emit": "A timetable in the format of another tool.",
+    "read": "Another tool's schedule as a timetable.",
     "profile": "Measure a profile or look at one.",
     "schema": "The JSON schema of a file kind.",
 }

@@ -14,9 +14,19 @@ from zbsolve.units import counted
 if TYPE_CHECKING:
     from zbsolve.files import SolverRecord
     from zbsolve.profile import Profile
+    from zbsolve.solution import Bound
     from zbsolve.timetable import Timetable, Violation
 
-__all__ = ["BrokenFile", "read_claimed", "read_profile", "read_sound", "read_timetable", "titles"]
+__all__ = [
+    "BrokenFile",
+    "content",
+    "read_claimed",
+    "read_profile",
+    "read_proven",
+    "read_sound",
+    "read_timetable",
+    "titles",
+]
 
 STDIN, STDIN_NAME = "-", "standard input"
 
@@ -40,7 +50,7 @@ class BrokenFile(InvalidTimetable):
         return "\n".join(lines)
 
 
-def _content(path: str) -> tuple[bytes, str]:
+def content(path: str) -> tuple[bytes, str]:
     """The bytes of a file and what messages call it."""
     from zbsolve.files import read_regular
 
@@ -57,14 +67,14 @@ def read_profile(path: str) -> Profile:
     """Read a profile."""
     from zbsolve.files import read_profile_bytes
 
-    return read_profile_bytes(*_content(path))
+    return read_profile_bytes(*content(path))
 
 
 def read_timetable(path: str) -> Timetable:
     """Read a timetable."""
     from zbsolve.files import read_timetable_bytes
 
-    return read_timetable_bytes(*_content(path))
+    return read_timetable_bytes(*content(path))
 
 
 def read_sound(path: str) -> Timetable:
@@ -87,8 +97,27 @@ def read_claimed(path: str) -> tuple[Timetable, SolverRecord | None]:
     """Read a timetable with what its solver claims of it."""
     from zbsolve.files import read_record_bytes, read_timetable_bytes
 
-    data, name = _content(path)
+    data, name = content(path)
     return read_timetable_bytes(data, name), read_record_bytes(data, name)
+
+
+def read_proven(path: str) -> tuple[Timetable, Bound | None]:
+    """Read a sound timetable with the bound that its solver recorded, if it recorded one.
+
+    Raises
+    ------
+    BrokenFile
+        If it breaks a rule, or if what the record claims of it is false.
+    """
+    from zbsolve.check import violations
+    from zbsolve.cli._claims import broken_claims
+    from zbsolve.solution import Bound
+
+    given, record = read_claimed(path)
+    claimed = None if record is None else record.value_ns
+    if found := (*violations(given.problem, given, claimed_ns=claimed), *broken_claims(given, record)):
+        raise BrokenFile(path, found)
+    return given, None if record is None else Bound(record.lower_bound_ns, record.bound)
 
 
 def titles(paths: tuple[str, ...]) -> tuple[str, ...]:

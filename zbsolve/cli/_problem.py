@@ -7,20 +7,21 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from zbsolve.cli._output import Verb
 from zbsolve.errors import UnitError
-from zbsolve.units import counted
+from zbsolve.units import counted, parse_factor
 
 if TYPE_CHECKING:
     from zbsolve.placement import Placement
     from zbsolve.problem import Limit, Objective, Problem
     from zbsolve.profile import Profile
 
-__all__ = ["Asked", "Search", "memory_option", "problem_options", "search_options", "with_memory"]
+__all__ = ["Asked", "Search", "memory_option", "problem_options", "search_options", "seconds_option", "with_memory"]
 
 UNLIMITED = "unlimited"
 
@@ -40,13 +41,26 @@ class Asked:
     chunks: int | None
     memory: str | None
     objective: Objective
+    rank_factors: str | None = None
+    microbatch_factors: str | None = None
+    forward_only: bool = False
 
     def problem(self, profile: Profile, *, placement: str = "linear", memory: str | None = None) -> Problem:
         """Build the problem; `placement` and `memory` stand in where the options are silent."""
         from zbsolve.problem import Problem
 
         where = _placement(self.placement or placement, len(profile.stages), self.ranks, self.chunks)
-        problem = Problem(profile=profile, placement=where, microbatches=self.microbatches, objective=self.objective)
+        problem = Problem(
+            profile=profile,
+            placement=where,
+            microbatches=self.microbatches,
+            objective=self.objective,
+            rank_factors=_factors(self.rank_factors, "--rank-factors", where.ranks, "rank"),
+            microbatch_factors=_factors(
+                self.microbatch_factors, "--microbatch-factors", self.microbatches, "microbatch"
+            ),
+            forward_only=self.forward_only,
+        )
         return with_memory(problem, self.memory if self.memory is not None else memory)
 
 
@@ -84,6 +98,21 @@ def with_memory(problem: Problem, text: str | None) -> Problem:
         return replace(problem, memory_limit=limit)
     except UnitError:
         raise click.UsageError(f"--memory {text}: {_unreadable(problem, parts)}; give {MEMORY_FORMS}.") from None
+
+
+def _factors(text: str | None, option: str, count: int, one: str) -> tuple[Decimal, ...] | None:
+    """One factor each, by commas; None is silent."""
+    if text is None:
+        return None
+    parts = text.split(",")
+    if len(parts) != count:
+        raise click.UsageError(
+            f"{option}: {counted(len(parts), 'factor')} for {counted(count, one)}; give one each, by commas."
+        )
+    try:
+        return tuple(parse_factor(part, f"{option}: the factor of {one} {i}") for i, part in enumerate(parts))
+    except UnitError as error:
+        raise click.UsageError(f"{error}.") from None
 
 
 def _unreadable(problem: Problem, parts: tuple[Limit, ...]) -> str:
@@ -169,6 +198,13 @@ def _ratio(ctx: click.Context, option: click.Parameter, value: float) -> float:
     return value
 
 
+def seconds_option(name: str, *, default: float, what: str) -> Callable[[Verb], Verb]:
+    """Give a verb a time limit in seconds."""
+    return click.option(
+        name, type=float, default=default, show_default=True, callback=_seconds, metavar="SECONDS", help=what
+    )
+
+
 def memory_option(default: str) -> Callable[[Verb], Verb]:
     """Give a verb `--memory`; `default` says what holds without it."""
     return click.option("--memory", metavar="LIMIT", help=f"Limit per rank: {MEMORY_FORMS}. Default: {default}.")
@@ -206,6 +242,17 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             show_default=True,
             help="Time from iteration to iteration, or of one alone.",
         )
+        @click.option(
+            "--rank-factors",
+            metavar="LIST",
+            help="How many times as long as PROFILE says operations take on each rank, such as 1,1,1.25,1.",
+        )
+        @click.option(
+            "--microbatch-factors",
+            metavar="LIST",
+            help="How many times as large as PROFILE says each microbatch is, in time and in bytes.",
+        )
+        @click.option("--forward-only", is_flag=True, help="Forwards alone, for evaluation and serving.")
         @functools.wraps(verb)
         def wrapped(
             *args: Any,
@@ -215,6 +262,9 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             chunks: int | None,
             memory: str | None,
             objective: str,
+            rank_factors: str | None,
+            microbatch_factors: str | None,
+            forward_only: bool,
             **kwargs: Any,
         ) -> Any:
             asked = Asked(
@@ -224,6 +274,9 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
                 chunks=chunks,
                 memory=memory,
                 objective=cast("Objective", objective),
+                rank_factors=rank_factors,
+                microbatch_factors=microbatch_factors,
+                forward_only=forward_only,
             )
             return verb(*args, asked=asked, **kwargs)
 
@@ -235,15 +288,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
 def search_options(verb: Verb) -> Verb:
     """Give a verb the options of a search; it receives them as `search`, a `Search`."""
 
-    @click.option(
-        "--time-limit",
-        type=float,
-        default=60.0,
-        show_default=True,
-        callback=_seconds,
-        metavar="SECONDS",
-        help="Stop then.",
-    )
+    @seconds_option("--time-limit", default=60.0, what="Stop then.")
     @click.option("--work-limit", type=click.IntRange(min=1), metavar="STEPS", help="Stop after so many search steps.")
     @click.option(
         "--gap",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -72,6 +73,7 @@ def baseline(
         if ctx.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
             out.say(f"--{option.replace('_', '-')} has no effect: a published schedule is not searched for")
     placement = "linear" if schedule.placement == "any" else schedule.placement
+    asked = replace(asked, forward_only=asked.forward_only or name == "forward-only")
     problem = asked.problem(_inputs.read_profile(profile), placement=placement, memory=MEMORY_OF.get(name))
     with no_answer_told(out):
         made = as_solution(name, problem)

@@ -2,47 +2,136 @@
 
 from __future__ import annotations
 
-import tempfile
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._output import STDOUT, Output, output_option, talk_options
 
+if TYPE_CHECKING:
+    from zbsolve.timetable import Timetable
+
 __all__ = ["emit"]
 
-FORMATS = ("torch-csv",)
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is to be emitted, under which name, and what else was given."""
+
+    timetable: Timetable
+    name: str
+    measured: Timetable | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emitted:
+    """The content of the file, of the one beside it, and what a reader should be told."""
+
+    content: bytes
+    beside: bytes | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _torch_csv(asked: Asked) -> Emitted:
+    from zbsolve.interop.torch import torch_csv_bytes
+
+    content, beside = torch_csv_bytes(asked.timetable, asked.name)
+    return Emitted(content=content, beside=beside)
+
+
+def _torch_csv_comms(asked: Asked) -> Emitted:
+    from zbsolve.interop.torch import torch_csv_bytes
+
+    content, beside = torch_csv_bytes(asked.timetable, asked.name, csv_format="compute_comms")
+    return Emitted(content=content, beside=beside)
+
+
+def _perfetto(asked: Asked) -> Emitted:
+    from zbsolve.interop.perfetto import perfetto_bytes
+
+    return Emitted(content=perfetto_bytes(asked.timetable, asked.measured))
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a format is made, what it is, the suffix of a file beside it, and which options it takes."""
+
+    make: Callable[[Asked], Emitted]
+    kind: Literal["csv", "json", "text"]
+    beside: str = ""
+    options: frozenset[str] = frozenset()
+
+
+FORMATS = {
+    "torch-csv": Format(_torch_csv, "csv", beside=".json"),
+    "torch-csv-comms": Format(_torch_csv_comms, "csv", beside=".json"),
+    "perfetto": Format(_perfetto, "json", options=frozenset({"measured"})),
+}
 
 
 @click.command()
 @click.argument("timetable", metavar="T.json")
-@click.option("--to", "target", type=click.Choice(FORMATS), required=True, help="The format.")
-@output_option("Write there; torch-csv puts a JSON file with the rest beside it.")
+@click.option("--to", "target", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
+@output_option("Write there; the torch formats put a JSON file with the rest beside it.")
+@click.option("--measured", metavar="M.json", help="perfetto: the same order with measured times, shown beside it.")
 @talk_options
-def emit(*, timetable: str, target: str, output: str | None, out: Output) -> None:
-    """Hand T.json to another tool.
+def emit(*, timetable: str, target: str, output: str | None, measured: str | None, out: Output) -> None:
+    r"""Hand T.json to another tool.
 
-    torch-csv is what torch.distributed.pipelining (and TorchTitan) loads: one row a rank, compute
-    operations only. The timetable is judged first: exit code 1, and nothing is written, where it
+    \b
+    torch-csv        what torch.distributed.pipelining loads: one row a rank,
+                     compute operations only
+    torch-csv-comms  the same with sends and receives, in an order that cannot hang
+    perfetto         a trace for ui.perfetto.dev
+
+    The timetable is judged first: exit code 1, and nothing is written, where it
     breaks a rule.
     """
-    from zbsolve.interop.torch import write_torch_csv
+    chosen = FORMATS[target]
+    for option, given_as in (("measured", measured),):
+        if given_as is not None and option not in chosen.options:
+            raise click.UsageError(f"--to {target} has no use for --{option}.")
+    path = None if output in (None, STDOUT) else output
+    out = out.for_file(output, timetable, measured, beside=chosen.beside)
+    _inputs.titles(tuple(file for file in (timetable, measured) if file))
+    if path is not None and chosen.beside:
+        from zbsolve.files import ensure_writable
 
-    path = None if output == STDOUT else output
-    out = out.for_file(output, timetable, beside=".json")
+        ensure_writable(path + chosen.beside)
     given = _inputs.read_sound(timetable)
+    asked = Asked(
+        timetable=given,
+        name=Path(path).name if path is not None else f"schedule.{chosen.kind}",
+        measured=None if measured is None else _inputs.read_timetable(measured),
+    )
+    made = chosen.make(asked)
+    for note in made.notes:
+        out.say(note)
     if path is not None:
-        written = [str(file) for file in write_torch_csv(given, path)]
-        for file in written:
-            out.say(f"wrote {file}")
+        written = {path: made.content} | ({} if made.beside is None else {path + chosen.beside: made.beside})
+        for file, content in written.items():
+            out.write(file, content)
         if out.as_json:
-            out.data({"format": target, "files": written})
+            out.data({"format": target, "files": list(written)})
         return
-    with tempfile.TemporaryDirectory() as folder:
-        text = write_torch_csv(given, Path(folder, "schedule.csv"))[0].read_text()
+    text = made.content.decode()
     if out.as_json:
-        out.data({"format": target, "rows": [line.split(",") for line in text.splitlines()]})
+        out.data({"format": target, **_as_field(chosen.kind, text)})
         return
     out.text(text)
-    out.say("with -o FILE a second file beside it tells placement, microbatches and figures")
+    if made.beside is not None:
+        out.say("with -o FILE a second file beside it tells placement, microbatches and figures")
+
+
+def _as_field(kind: str, text: str) -> dict[str, object]:
+    """The content as a field of an object: rows of cells, a JSON value, or text."""
+    if kind == "json":
+        return {"content": json.loads(text)}
+    if kind == "text":
+        return {"text": text}
+    return {"rows": [line.split(",") for line in text.splitlines()]}

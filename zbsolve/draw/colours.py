@@ -3,14 +3,30 @@
 Blue, orange, green and vermilion stay apart in normal sight and under protanopia, deuteranopia and
 tritanopia (CIE76 distance of at least 20 after Machado's simulation), and their lightness descends
 W, B, BW, F, so a grey print keeps them apart too. Every label stands on its box with a contrast of
-at least 4.5 : 1 (WCAG AA). Colour is never the only cue: boxes carry letters, idle time is hatched.
+at least 4.5 : 1 (WCAG AA); on a dark page boxes are lighter and all their labels dark. Colour is
+never the only cue: boxes carry letters, idle time is hatched.
 """
 
 from __future__ import annotations
 
+from zbsolve.analysis.idle import Cause
 from zbsolve.ops import Kind
 
-__all__ = ["FILL", "GRID", "IDLE", "IDLE_HATCH", "INK", "LIMIT", "MEANING", "MEMORY", "MUTED", "STATIC", "TEXT"]
+__all__ = [
+    "CAUSE",
+    "FILL",
+    "FILL_DARK",
+    "GRID",
+    "IDLE",
+    "IDLE_HATCH",
+    "INK",
+    "LIMIT",
+    "MEANING",
+    "MEMORY",
+    "MUTED",
+    "STATIC",
+    "TEXT",
+]
 
 FILL = {
     Kind.FORWARD: "#0B5FA5",
@@ -19,6 +35,14 @@ FILL = {
     Kind.BACKWARD: "#BD4B2C",
 }
 """The colour of each kind's boxes."""
+
+FILL_DARK = {
+    Kind.FORWARD: "#3F8FDB",
+    Kind.BACKWARD_INPUT: "#F2B134",
+    Kind.BACKWARD_WEIGHT: "#B5EBD0",
+    Kind.BACKWARD: "#DE6B4A",
+}
+"""The same on a dark page; a kind that is not here has its colour of `FILL`."""
 
 TEXT = {
     Kind.FORWARD: "#FFFFFF",
@@ -44,3 +68,14 @@ GRID = "#D9D9D9"
 MEMORY = "#8C9BB0"
 STATIC = "#5D6B80"
 LIMIT = "#A50F2D"
+
+CAUSE = {
+    Cause.DATA: ("#8FA3B8", "#6C8097"),
+    Cause.LINK: ("#2A9D8F", "#3DBFAF"),
+    Cause.MEMORY: ("#B3123B", "#F2506E"),
+    Cause.ORDER: ("#7B4FB5", "#B79BFF"),
+    Cause.LATE: ("#9A7400", "#D9B23A"),
+    Cause.PACE: ("#C3CCD6", "#3A4654"),
+    Cause.DONE: ("#DCE2E8", "#2B3541"),
+}
+"""The colour of each cause of idle time, on a light and on a dark page."""

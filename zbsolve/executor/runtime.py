@@ -261,6 +261,8 @@ class Pipeline:
         -------
         One loss a batch.
         """
+        if self.problem.forward_only:
+            raise InvalidInput("the timetable runs forwards only, so it can evaluate but not train; use eval")
         feed = Feed(batches, readers=len(self.ranks))
         divisor = self.problem.microbatches * self._accumulation if self._reduction == "mean" else 1
 

@@ -45,6 +45,11 @@ Whole = Annotated[int, Meta(extra_json_schema=_WHOLE)]
 Ns = Whole | Annotated[str, Meta(extra_json_schema=_NS_TEXT)]
 Bytes = Whole | Annotated[str, Meta(extra_json_schema=_BYTES_TEXT)]
 Limit = Whole | Annotated[str, Meta(extra_json_schema={"examples": ["72GiB", "1.5x"]})] | None
+Factor = (
+    int
+    | float
+    | Annotated[str, Meta(extra_json_schema={"pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*$", "examples": ["1.25"]})]
+)
 Name = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 
@@ -140,6 +145,9 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     objective: Literal["period", "makespan"] = "period"
     allow: tuple[Literal["fused", "split"], ...] = ("fused", "split")
     route_of: list[Whole] | UnsetType = UNSET
+    rank_factors: list[Factor] | UnsetType = UNSET
+    microbatch_factors: list[Factor] | UnsetType = UNSET
+    forward_only: bool = False
 
 
 class SolverShape(_Shape, frozen=True, kw_only=True):

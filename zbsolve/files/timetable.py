@@ -145,6 +145,11 @@ def _problem_to_plain(problem: Problem) -> dict[str, Any]:
     }
     if problem.route_of != tuple(j % len(routes) for j in range(problem.microbatches)):
         plain["route_of"] = list(problem.route_of or ())
+    for name in ("rank_factors", "microbatch_factors"):
+        if (factors := getattr(problem, name)) is not None:
+            plain[name] = [str(factor) for factor in factors]
+    if problem.forward_only:
+        plain["forward_only"] = True
     return plain
 
 
@@ -202,6 +207,9 @@ def _problem(shape: shapes.ProblemShape, name: object, where: str) -> Problem:
             objective=shape.objective,
             allow=frozenset(shape.allow),
             route_of=None if shape.route_of is UNSET else tuple(shape.route_of),
+            rank_factors=None if shape.rank_factors is UNSET else tuple(shape.rank_factors),
+            microbatch_factors=None if shape.microbatch_factors is UNSET else tuple(shape.microbatch_factors),
+            forward_only=shape.forward_only,
         )
     except UnitError as error:  # a limit is the only amount that a problem reads
         raise FileFormatError(name, plain(str(error)), f"{where}.memory_limit") from None

@@ -95,7 +95,7 @@ def verify_bound(
     if relaxation is None:
         return _anyhow(problem, name, value_ns, limits)
     if not reads(problem):
-        return Verdict("wrong", f"{name} is for one stage a rank; here a rank holds several")
+        return Verdict("wrong", f"{name} is for training with one stage a rank, on one route")
     lower_bounds(problem)  # refuses a limit that nothing fits
     if relaxation.kind == "windows":
         return _windows(problem, relaxation, value_ns, limits, lambda: time.perf_counter() >= deadline)

@@ -25,7 +25,7 @@ from zbsolve.solver.network import Table
 __all__ = ["Kernels", "cache_folder", "compiled", "environment", "plain", "ready_to_move"]
 
 _MODULES = (moves, walks, listing)
-_ENTRIES = (listing.list_schedule, moves.load, moves.critical, walks.anneal_moves)
+_ENTRIES = (listing.list_schedule, moves.load, moves.critical, walks.anneal_moves, walks.tabu_moves)
 _ROOM = 2**20
 """Bytes that must fit on the disk for the cache to be used."""
 
@@ -40,6 +40,7 @@ class Kernels(NamedTuple):
     load: Callable[..., Any]
     critical: Callable[..., Any]
     anneal_moves: Callable[..., Any]
+    tabu_moves: Callable[..., Any]
 
 
 @cache

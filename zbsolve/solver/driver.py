@@ -228,7 +228,8 @@ def _add_start(pool: Pool, order: Order) -> None:
     if present == problem.microbatches:
         _refuse_stuck(problem, order)
     elif len(problem.placement.routes) == 1:
-        _refuse_stuck(dataclasses.replace(problem, microbatches=present, route_of=None), order)
+        own = dataclasses.replace(problem, microbatches=present, route_of=None, microbatch_factors=None)
+        _refuse_stuck(own, order)
     stretched = order if present == problem.microbatches else stretch(order, problem.microbatches)
     if stretched is not None:
         graph = OpGraph.build(problem, stretched.rows)  # refuses what is no order of the problem

@@ -36,6 +36,8 @@ class Forms:
     def __init__(self, problem: Problem, net: NDArray[np.int64]) -> None:
         self.stages, self.microbatches = problem.placement.stages, problem.microbatches
         self.may_split, self.may_fuse = "split" in problem.allow, "fused" in problem.allow
+        if problem.forward_only:
+            self.may_split, self.may_fuse = False, True
         self.cheap, self.must = frozenset[int](), frozenset[int]()
         self.matters = False
         if self.may_split and self.may_fuse:

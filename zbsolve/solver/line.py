@@ -116,9 +116,9 @@ class Line:
 
 
 def reads(problem: Problem) -> bool:
-    """Whether the relaxations apply: one stage a rank, one route."""
+    """Whether the relaxations apply: one stage a rank, one route, a backward after each forward."""
     placement = problem.placement
-    return len(placement.routes) == 1 and placement.ranks == placement.stages
+    return not problem.forward_only and len(placement.routes) == 1 and placement.ranks == placement.stages
 
 
 def read_line(problem: Problem, unit_ns: int) -> Line:

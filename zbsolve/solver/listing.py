@@ -127,11 +127,11 @@ def survey(net: Table, st: Table) -> None:
     for r in range(ranks):
         oldest[r] = 0
         newest[r] = 0
-    thirds = net[SHAPE][0] // 3
-    for node in range(2 * thirds):
+    parts = net[SHAPE][5]
+    for node in range(2 * parts):
         k = net[RANK][node] * microbatches + node % microbatches
         form = 2 * node + st[FUSED][node]
-        gain = net[NET_CHANGE][form] if node < thirds else 0
+        gain = net[NET_CHANGE][form] if node < parts else 0
         left[k] += 1
         full[k] += gain
         extra[k] = max(extra[k], net[NET_START][form] - gain)
@@ -165,14 +165,14 @@ def admits(net: Table, st: Table, node: int) -> bool:
 
 def note(net: Table, st: Table, node: int) -> None:
     """Keep up by rank and microbatch what is held and what is to go."""
-    microbatches, thirds = net[SHAPE][3], net[SHAPE][0] // 3
-    if node >= 2 * thirds:
+    microbatches, parts = net[SHAPE][3], net[SHAPE][5]
+    if node >= 2 * parts:
         return
     held, left, oldest, newest = st[BEFORE], st[REST], st[RAISED_FROM], st[RAISED_LENGTH]
     r = net[RANK][node]
     j = node % microbatches
     k = r * microbatches + j
-    held[k] += net[NET_CHANGE][2 * (node % thirds)] * (1 if node < thirds else -1)
+    held[k] += net[NET_CHANGE][2 * (node % parts)] * (1 if node < parts else -1)
     left[k] -= 1
     newest[r] = max(newest[r], j)
     while oldest[r] < microbatches and left[r * microbatches + oldest[r]] == 0:
@@ -185,7 +185,7 @@ def offer(net: Table, st: Table, rule: Table, r: int, single: int) -> None:
     key_of, class_of, start_of = st[ORIGIN], st[PLACE], st[SAVED]
     room = net[LIMIT][r] - level[r]
     now = st[FREE][r]
-    weight = 2 * net[SHAPE][0] // 3
+    weight = 2 * net[SHAPE][5]
     key_of[r] = NEVER
     short = False
     for i in range(net[OF_RANK_PTR][r], net[OF_RANK_PTR][r + 1]):

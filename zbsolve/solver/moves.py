@@ -78,7 +78,10 @@ FREE, HANGS, PATH_FROM, PATH_LENGTH, RAISED_FROM, RAISED_LENGTH, SEEN, ORIGIN = 
 BEST_SEQUENCE, BEST_FUSED = range(29, 31)
 """The best order so far."""
 
-REG = 31
+TABU_EARLIER, TABU_LATER = range(31, 33)
+"""By node: until which step of a tabu search it may not move earlier, or later."""
+
+REG = 33
 """Single numbers, at the places below."""
 
 VALUE, BEST, STAMP, PENDING, WRITTEN, RANDOM_1, RANDOM_2, CHAINED, BLOCKS = range(9)

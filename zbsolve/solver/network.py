@@ -5,6 +5,8 @@ microbatch. Where a backward runs fused, its B takes the time and the memory of 
 becomes a *ghost* of no duration and no bytes that may stand anywhere behind its B. So switching
 between the two forms changes a few numbers and moves nothing.
 
+With forwards only every B and W is a ghost, right behind its F.
+
 Node ``(k * stages + s) * microbatches + j`` is F, B or W (k = 0, 1, 2) of stage s and microbatch j.
 """
 
@@ -24,6 +26,8 @@ from zbsolve.timetable import Order
 
 __all__ = ["Row", "Table", "build_network", "nodes_of", "order_of", "sequence_of"]
 
+Int64 = NDArray[np.int64]
+
 Row = list[int]
 """For the plain path; the compiled one has arrays of int64 instead, and kernels cannot tell."""
 
@@ -32,7 +36,7 @@ Table = list[Row]
 
 SHAPE = 0
 """The numbers of nodes N, ranks R, twin classes C and microbatches; 1 if each rank has one chunk and all microbatches
-are alike."""
+are alike; the number of pairs of a stage and a microbatch."""
 
 RANK, TWIN, MATE = range(1, 4)
 """By node; nodes of one twin class run in microbatch order; for B its W, for W its B, else -1."""
@@ -66,12 +70,72 @@ OF_RANK_PTR, OF_RANK = range(20, 22)
 _PART = {Kind.FORWARD: 0, Kind.BACKWARD_INPUT: 1, Kind.BACKWARD_WEIGHT: 2, Kind.BACKWARD: 1}
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    """What the network is made of: by node, its two forms in rows 0 and 1 where it has two; and all arcs."""
+
+    rank: Int64
+    microbatch: Int64
+    stage: Int64
+    twin: Int64
+    duration: Int64
+    start: Int64
+    change: Int64
+    tail: Int64
+    head: Int64
+    lag: Int64
+    base: Int64
+    limit: Int64
+
+
 def build_network(problem: Problem) -> NDArray[np.int64]:
     """The network of a problem, in arrays."""
-    split = OpGraph.build(dataclasses.replace(problem, allow=frozenset({"split"})))
-    nodes, parts = len(split), len(split) // 3
+    c = _forwards(problem) if problem.forward_only else _split_and_fused(problem)
+    nodes, parts, ranks = len(c.rank), problem.placement.stages * problem.microbatches, len(c.base)
     index = np.arange(parts, dtype=np.int64)
     mate = np.concatenate([np.full(parts, -1), index + 2 * parts, index + parts])
+    by_head = np.argsort(c.head, kind="stable")
+    tail, head, lag = c.tail[by_head], c.head[by_head], c.lag[by_head]
+    binds = (c.rank[tail] != c.rank[head]) | (lag != 0)
+    wait_tail, wait_head, wait_lag = tail[binds], head[binds], lag[binds]
+    starts, members = _pointers(c.twin, int(c.twin.max()) + 1), np.lexsort((c.microbatch, c.twin))
+    first = members[starts[:-1]]
+    partner = np.where(first < parts, c.twin[(first + parts) % nodes], -1)
+    turn = np.asarray([1, 0, 2])[first // parts]
+    of_rank = np.lexsort((-c.stage[first], turn, c.rank[first]))
+    single = len(first) == 3 * len(set(c.rank[first].tolist()))
+    rows = (
+        [nodes, ranks, len(first), problem.microbatches, single, parts],
+        c.rank,
+        c.twin,
+        mate,
+        *(form.T.ravel() for form in (c.duration, c.start, c.change)),
+        _pointers(head, nodes),
+        tail,
+        _pointers(wait_head, nodes),
+        wait_tail,
+        wait_lag,
+        _pointers(wait_tail, nodes),
+        wait_head[np.argsort(wait_tail, kind="stable")],
+        c.base,
+        c.limit,
+        lag,
+        starts,
+        members,
+        partner,
+        _pointers(c.rank[first], ranks),
+        of_rank,
+    )
+    table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for row, given in zip(table, rows, strict=True):
+        row[: len(given)] = given
+    return table
+
+
+def _split_and_fused(problem: Problem) -> _Columns:
+    """F, B and W; the second form of B and W is that of the fused backward."""
+    split = OpGraph.build(dataclasses.replace(problem, allow=frozenset({"split"})))
+    parts = len(split) // 3
     change = split.start_bytes + split.end_bytes
     forms = [np.stack([column, column]) for column in (split.duration_ns, split.start_bytes, change)]
     if "fused" in problem.allow:
@@ -80,41 +144,47 @@ def build_network(problem: Problem) -> NDArray[np.int64]:
         for form, column in zip(forms, whole, strict=True):
             form[1, parts : 2 * parts] = column[parts:]
             form[1, 2 * parts :] = 0
-    tail, head, lag = split.arc_tail, split.arc_head, split.arc_lag_ns
-    binds = (split.rank[tail] != split.rank[head]) | (lag != 0)
-    tail, head, lag = tail[binds], head[binds], lag[binds]
-    starts, members = _pointers(split.twin, int(split.twin.max()) + 1), np.lexsort((split.microbatch, split.twin))
-    first = members[starts[:-1]]
-    partner = np.where(first < parts, split.twin[(first + parts) % nodes], -1)
-    turn = np.asarray([1, 0, 2])[first // parts]
-    of_rank = np.lexsort((-split.stage[first], turn, split.rank[first]))
-    single = len(first) == 3 * len(set(split.rank[first].tolist()))
-    rows = (
-        [nodes, split.ranks, len(first), problem.microbatches, single],
-        split.rank,
-        split.twin,
-        mate,
-        *(form.T.ravel() for form in forms),
-        split.pred_ptr,
-        split.arc_tail,
-        _pointers(head, nodes),
-        tail,
-        lag,
-        _pointers(tail, nodes),
-        head[np.argsort(tail, kind="stable")],
-        split.base_bytes,
-        split.limit_bytes,
-        split.arc_lag_ns,
-        starts,
-        members,
-        partner,
-        _pointers(split.rank[first], split.ranks),
-        of_rank,
+    return _Columns(
+        rank=_wide(split.rank),
+        microbatch=_wide(split.microbatch),
+        stage=_wide(split.stage),
+        twin=_wide(split.twin),
+        duration=forms[0],
+        start=forms[1],
+        change=forms[2],
+        tail=_wide(split.arc_tail),
+        head=_wide(split.arc_head),
+        lag=split.arc_lag_ns,
+        base=split.base_bytes,
+        limit=split.limit_bytes,
     )
-    table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
-    for row, given in zip(table, rows, strict=True):
-        row[: len(given)] = given
-    return table
+
+
+def _forwards(problem: Problem) -> _Columns:
+    """Forwards alone: every B and W is a ghost behind its F, so that whoever counts on three parts finds them."""
+    graph = OpGraph.build(problem)
+    parts, classes = len(graph), int(graph.twin.max()) + 1
+    own = np.arange(parts, dtype=np.int64)
+    change = graph.start_bytes + graph.end_bytes
+    forms = [np.pad(np.stack([c, c]), ((0, 0), (0, 2 * parts))) for c in (graph.duration_ns, graph.start_bytes, change)]
+    return _Columns(
+        rank=np.tile(_wide(graph.rank), 3),
+        microbatch=np.tile(_wide(graph.microbatch), 3),
+        stage=np.tile(_wide(graph.stage), 3),
+        twin=np.concatenate([_wide(graph.twin) + k * classes for k in range(3)]),
+        duration=forms[0],
+        start=forms[1],
+        change=forms[2],
+        tail=np.concatenate([_wide(graph.arc_tail), own, own + parts]),
+        head=np.concatenate([_wide(graph.arc_head), own + parts, own + 2 * parts]),
+        lag=np.pad(graph.arc_lag_ns, (0, 2 * parts)),
+        base=graph.base_bytes,
+        limit=graph.limit_bytes,
+    )
+
+
+def _wide(column: Any) -> Int64:
+    return np.asarray(column, dtype=np.int64)
 
 
 def _pointers(ends: Any, nodes: int) -> Any:
@@ -136,6 +206,9 @@ def nodes_of(problem: Problem, order: Order) -> tuple[list[list[int]], list[int]
             if op.kind is Kind.BACKWARD:
                 nodes.append(node + parts)
                 fused[node] = fused[node + parts] = 1
+            elif problem.forward_only:
+                nodes += [node + parts, node + 2 * parts]
+                fused[node + parts] = fused[node + 2 * parts] = 1
         rows.append(nodes)
     return rows, fused
 
@@ -176,7 +249,7 @@ def order_of(problem: Problem, sequence: Sequence[int], fused: Sequence[int]) ->
     rows: list[list[Op]] = [[] for _ in range(problem.placement.ranks)]
     for node in sequence:
         part, within = divmod(int(node), parts)
-        if fused[node] and part == 2:
+        if fused[node] and (part == 2 or problem.forward_only):
             continue
         stage, microbatch = divmod(within, microbatches)
         kind = Kind.BACKWARD if fused[node] else kinds[part]

@@ -19,6 +19,7 @@ from zbsolve.solver.forms import Forms
 from zbsolve.solver.listing import NEVER, new_rule
 from zbsolve.solver.moves import FUSED, SEQUENCE, new_state
 from zbsolve.solver.network import CLASS_PTR, MEMBER, NET_DURATION, SHAPE, Table
+from zbsolve.solver.permuted import renumbered, sequences, with_own_numbers
 from zbsolve.solver.pool import Pool
 from zbsolve.solver.tasks import Case, Found
 from zbsolve.timetable import Order
@@ -39,20 +40,36 @@ GREEDY = "zero-bubble greedy"
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """What a rule may look at of a twin class: 0 forward, 1 input gradient, 2 weight gradient; its stage; its ns."""
+    """What a rule may look at of a twin class.
+
+    Parameters
+    ----------
+    part
+        0 forward, 1 input gradient, 2 weight gradient.
+    stage, duration
+        Its stage, and its ns.
+    microbatch
+        The first of its microbatches.
+    """
 
     part: int
     stage: int
     duration: int
+    microbatch: int
 
 
 def classes_of(case: Case) -> list[Class]:
     """The twin classes of a case."""
-    net, thirds = case.arrays, case.nodes // 3
+    net, thirds, microbatches = case.arrays, case.nodes // 3, case.problem.microbatches
     count = int(net[SHAPE][2])
     first = net[MEMBER][net[CLASS_PTR][:count]]
     return [
-        Class(node // thirds, node % thirds // case.problem.microbatches, int(net[NET_DURATION][2 * node]))
+        Class(
+            part=node // thirds,
+            stage=node % thirds // microbatches,
+            duration=int(net[NET_DURATION][2 * node]),
+            microbatch=node % thirds % microbatches,
+        )
         for node in first.tolist()
     ]
 
@@ -76,10 +93,11 @@ def random_rule(case: Case, classes: Sequence[Class], rng: random.Random) -> Tab
     weight = rng.choice((0.0, rng.uniform(0, 0.5), rng.uniform(0.3, 2.5), rng.uniform(0.3, 2.5), _LATE / unit))
     forward = rng.choice((0.0, 0.0, rng.uniform(-0.5, 1.5), rng.uniform(0, 0.2)))
     jitter = rng.choice((0.0, 0.0, 0.1, 0.4))
+    turn = _turns(case.problem, rng)
     penalty = []
     for c in classes:
         asked = (forward, 0.0, weight)[c.part]
-        penalty.append(unit * (asked + jitter * rng.uniform(-1, 1)))
+        penalty.append(unit * (asked + jitter * rng.uniform(-1, 1)) + (turn[c.microbatch] if turn else 0.0))
     shape = rng.randrange(6)
     slope, offset, flat = rng.uniform(0.6, 2.6), rng.uniform(-1, 3), rng.randint(1, 2 * stages)
     waver = rng.choice((0, 0, 1, 2))
@@ -99,6 +117,19 @@ def random_rule(case: Case, classes: Sequence[Class], rng: random.Random) -> Tab
         in_flight.append(most + (rng.randint(-waver, waver) if waver else 0))
     noise = unit * rng.choice((0.0, 0.0, 0.05, 0.2, 0.5))
     return new_rule(case.network, penalty, in_flight, noise, rng.random() < 0.8)
+
+
+def _turns(problem: Problem, rng: random.Random) -> list[float]:
+    """By microbatch what it has to wait for others that are preferred, in ns; nothing where all are alike."""
+    tried = list(sequences(problem))
+    if not tried or rng.random() < 0.2:
+        return []
+    _, sequence = rng.choice(tried)
+    step = rng.choice((1.0, 1.0, problem.cost(0, sequence[0]).forward_ns * rng.uniform(0.05, 1.0)))
+    turn = [0.0] * problem.microbatches
+    for place, microbatch in enumerate(sequence):
+        turn[microbatch] = place * step
+    return turn
 
 
 def add_plain(pool: Pool, budget: Budget) -> None:
@@ -205,9 +236,19 @@ def published_names(problem: Problem) -> list[str]:
 
 
 def published(problem: Problem, name: str) -> Iterator[tuple[str, Order]]:
-    """A published schedule, or all runs of the published greedy; nothing where its conditions do not hold."""
+    """A published schedule, or all runs of the published greedy; nothing where its conditions do not hold.
+
+    Where microbatches differ, with other sequences of them as well.
+    """
     with contextlib.suppress(ScheduleConditionError):
-        if name == GREEDY:
-            yield from greedy_orders(problem)
-        else:
-            yield name, baseline(name, problem)
+        yield from _as_numbered(problem, name)
+        for title, sequence in sequences(problem):
+            for method, order in _as_numbered(renumbered(problem, sequence), name):
+                yield f"{method}, {title}", with_own_numbers(order, sequence)
+
+
+def _as_numbered(problem: Problem, name: str) -> Iterator[tuple[str, Order]]:
+    if name == GREEDY:
+        yield from greedy_orders(problem)
+    else:
+        yield name, baseline(name, problem)

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.problem import Problem
+from zbsolve.solver.line import reads
 from zbsolve.solver.network import (
     BASE,
     LIMIT,
@@ -142,11 +143,10 @@ class Rhythm:
 
 def sizes_worth(problem: Problem) -> tuple[int, ...]:
     """Sizes of windows to try, the most promising first; none where the iteration is too short for a steady part."""
-    placement = problem.placement
-    alike = len(placement.routes) == 1 and placement.ranks == placement.stages
-    if not alike or problem.microbatches <= _RAMPS * placement.ranks:
+    ranks = problem.placement.ranks
+    if not reads(problem) or problem.microbatch_factors is not None or problem.microbatches <= _RAMPS * ranks:
         return ()
-    return tuple(size for size in _SIZES if size * placement.ranks <= _MOST)
+    return tuple(size for size in _SIZES if size * ranks <= _MOST)
 
 
 def read_beat(net: NDArray[np.int64], fused: Sequence[int]) -> Beat | None:

@@ -29,8 +29,9 @@ _SCAN = 0.2
 
 
 def worth_shrinking(problem: Problem) -> bool:
-    """True if the iteration is long enough for a steady part, and there is only one route."""
-    return len(problem.placement.routes) == 1 and problem.microbatches > (_SIZES[0] + 1) * problem.placement.stages
+    """True if the iteration is long enough for a steady part, its microbatches are alike, and there is one route."""
+    alike = len(problem.placement.routes) == 1 and problem.microbatch_factors is None
+    return alike and problem.microbatches > (_SIZES[0] + 1) * problem.placement.stages
 
 
 def stretched(case: Case, budget: Budget, seed: int) -> Iterator[Found]:

@@ -289,8 +289,12 @@ class Case:
 
     def unfold(self, graph: OpGraph, sequence: Any) -> tuple[Int32, Int8]:
         """Nodes of any graph of the problem as nodes of the network, ghosts behind their B, and which are fused."""
-        parts, microbatches = self.nodes // 3, self.problem.microbatches
+        parts, microbatches = self.problem.placement.stages * self.problem.microbatches, self.problem.microbatches
         nodes = np.asarray(sequence, dtype=np.int64)
+        if self.problem.forward_only:
+            alone = graph.stage[nodes].astype(np.int64) * microbatches + graph.microbatch[nodes]
+            thrice = alone[:, None] + np.arange(3) * parts
+            return thrice.ravel().astype(np.int32), np.repeat([0, 1, 1], parts).astype(np.int8)
         kind, within = (
             graph.kind[nodes].astype(np.int64),
             graph.stage[nodes].astype(np.int64) * microbatches + graph.microbatch[nodes],

@@ -1,8 +1,7 @@
-"""torch.distributed.pipelining's schedule files, the only place with torch's letters.
+"""Timetables as torch's CSVs: what is merged, how microbatches are numbered, and the file that says the rest.
 
-torch writes an operation as ``{stage}{letter}{microbatch}``: ``F`` forward, ``I`` input gradient,
-``W`` weight gradient, ``B`` both. (What zbsolve's pictures call B is torch's I.) A *compute_only* CSV
-has one row per pipeline rank; torch adds sends and receives itself. Nothing here imports torch.
+A *compute_only* CSV has one row a rank with its operations; torch adds sends and receives itself. A
+*compute_comms* CSV has those too, see `comms`.
 """
 
 from __future__ import annotations
@@ -10,12 +9,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from zbsolve.disk import ensure_writable, write_atomic
 from zbsolve.errors import ProblemError
+from zbsolve.interop.refuse import refuse_other_operations, refuse_replicas
+from zbsolve.interop.torch.cells import LETTERS
+from zbsolve.interop.torch.comms import comms_rows
 from zbsolve.metrics import metrics
 from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind, Op
@@ -24,12 +26,23 @@ from zbsolve.simulate import simulate
 from zbsolve.solution import Metrics
 from zbsolve.timetable import Order, TimedOp, Timetable
 
-__all__ = ["FORMAT", "merged", "numbered_by_loss", "torch_rows", "write_torch_csv"]
+__all__ = [
+    "FORMAT",
+    "TOOL",
+    "CsvFormat",
+    "merged",
+    "numbered_by_loss",
+    "torch_csv_bytes",
+    "torch_rows",
+    "write_torch_csv",
+]
 
 FORMAT = "zbsolve.torch-csv/1"
 """Kind and version of the file written beside a CSV."""
 
-_LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD_INPUT: "I", Kind.BACKWARD_WEIGHT: "W", Kind.BACKWARD: "B"}
+TOOL = "torch.distributed.pipelining"
+
+CsvFormat = Literal["compute_only", "compute_comms"]
 
 
 def merged(timetable: Timetable) -> Order:
@@ -79,7 +92,8 @@ def numbered_by_loss(problem: Problem, order: Order) -> tuple[Order, tuple[int, 
     """The order with microbatches numbered as the last stage runs its forwards, and the number each had before.
 
     torch hands the n-th loss it computes to microbatch n, whatever the CSV says, so any other numbering
-    gives wrong gradients. Here the microbatches cost the same, so another number for each changes nothing else.
+    gives wrong gradients. Where microbatches differ, whoever feeds the batch puts them into that sequence:
+    `microbatch_in_timetable` beside the CSV tells it.
     """
     last = problem.placement.stages - 1
     forwards = [op for row in order.rows for op in row if op.kind is Kind.FORWARD and op.stage == last]
@@ -94,15 +108,27 @@ def numbered_by_loss(problem: Problem, order: Order) -> tuple[Order, tuple[int, 
 
 def torch_rows(order: Order) -> list[list[str]]:
     """The cells of the CSV, one row a rank, such as ``["0F0", "0F1", "0I0", "0W0", ...]``."""
-    return [[f"{op.stage}{_LETTERS[op.kind]}{op.microbatch}" for op in row] for row in order.rows]
+    return [[f"{op.stage}{LETTERS[op.kind]}{op.microbatch}" for op in row] for row in order.rows]
 
 
-def write_torch_csv(timetable: Timetable, path: str | os.PathLike[str]) -> tuple[Path, Path]:
+def write_torch_csv(
+    timetable: Timetable, path: str | os.PathLike[str], *, csv_format: CsvFormat = "compute_only"
+) -> tuple[Path, Path]:
     """Write a timetable's order for torch, and beside it what the CSV does not say.
 
-    The CSV is for ``_PipelineScheduleRuntime._load_csv(path, format="compute_only")``. The file
+    The CSV is for ``_PipelineScheduleRuntime._load_csv(path, format=csv_format)``. The file
     beside it (``x.csv`` gets ``x.csv.json``) names the stages of every rank, the call that loads the CSV, and
     the figures of the timetable next to those of the order as emitted: see `merged`.
+
+    Parameters
+    ----------
+    timetable
+        Any timetable of a placement with one route.
+    path
+        Of the CSV.
+    csv_format
+        ``"compute_only"``, where torch places sends and receives, or ``"compute_comms"``, where they stand
+        in the order that the planned times ask for, which is proven not to hang.
 
     Returns
     -------
@@ -111,37 +137,46 @@ def write_torch_csv(timetable: Timetable, path: str | os.PathLike[str]) -> tuple
     Raises
     ------
     ProblemError
-        If torch cannot run it: a stage lies on more than one rank.
+        If torch cannot run it: a stage lies on more than one rank, there are no backwards, or torch has no
+        word for an operation.
     OrderError
         If the rows do not do every operation exactly once on its rank, or can never finish.
     FileFormatError
         If a file cannot be written.
     """
-    _refuse_replicas(timetable.problem)
     csv = Path(path)
     ensure_writable(csv)
     beside = csv.with_name(csv.name + ".json")
     ensure_writable(beside)
-    planned = metrics(timetable)
-    emitted = merged(timetable)
-    about = _about(timetable, emitted, planned, csv.name)
-    order, _ = numbered_by_loss(timetable.problem, emitted)
-    write_atomic(csv, "".join(",".join(row) + "\n" for row in torch_rows(order)).encode())
+    content, about = torch_csv_bytes(timetable, csv.name, csv_format=csv_format)
+    write_atomic(csv, content)
     write_atomic(beside, about)
     return csv, beside
 
 
-def _refuse_replicas(problem: Problem) -> None:
-    for stage in range(problem.placement.stages):
-        ranks = problem.placement.holders(stage)
-        if len(ranks) > 1:
-            raise ProblemError(
-                f"torch.distributed.pipelining holds each stage on one rank, but stage {stage} lies on ranks "
-                f"{', '.join(map(str, ranks))} ({problem.placement.name} placement); choose a placement with one route"
-            )
+def torch_csv_bytes(timetable: Timetable, name: str, *, csv_format: CsvFormat = "compute_only") -> tuple[bytes, bytes]:
+    """The contents of a CSV called `name` and of the file beside it; refuses what `write_torch_csv` does."""
+    refuse_replicas(timetable.problem, TOOL)
+    if timetable.problem.forward_only:
+        raise ProblemError(
+            "torch.distributed.pipelining's runtime trains: it takes no schedule without backwards, and for evaluation "
+            "runs the forwards of a training schedule; emit that one"
+        )
+    refuse_other_operations(timetable, LETTERS, TOOL)
+    planned = metrics(timetable)
+    emitted = merged(timetable)
+    about = _about(timetable, emitted, planned, name, csv_format)
+    order, before = numbered_by_loss(timetable.problem, emitted)
+    if csv_format == "compute_comms":
+        number = sorted(range(len(before)), key=before.__getitem__)
+        cells = comms_rows(simulate(timetable.problem, emitted), number)
+        rows = [list(map(str, row)) for row in cells]
+    else:
+        rows = torch_rows(order)
+    return "".join(",".join(row) + "\n" for row in rows).encode(), about
 
 
-def _about(timetable: Timetable, emitted: Order, planned: Metrics, csv: str) -> bytes:
+def _about(timetable: Timetable, emitted: Order, planned: Metrics, csv: str, csv_format: CsvFormat) -> bytes:
     problem, order = timetable.problem, timetable.order
     placement = problem.placement
     run = planned if emitted == order else metrics(simulate(problem, emitted))
@@ -149,7 +184,7 @@ def _about(timetable: Timetable, emitted: Order, planned: Metrics, csv: str) -> 
     fields: dict[str, Any] = {
         "format": FORMAT,
         "csv": csv,
-        "csv_format": "compute_only",
+        "csv_format": csv_format,
         "ranks": placement.ranks,
         "stages": placement.stages,
         "microbatches": problem.microbatches,
@@ -166,7 +201,7 @@ def _about(timetable: Timetable, emitted: Order, planned: Metrics, csv: str) -> 
         "torch": {
             "class": "torch.distributed.pipelining.schedules._PipelineScheduleRuntime",
             "construct": f"_PipelineScheduleRuntime(stages, n_microbatches={problem.microbatches}, loss_fn=loss_fn)",
-            "load": f'schedule._load_csv({json.dumps(csv)}, format="compute_only")',
+            "load": f'schedule._load_csv({json.dumps(csv)}, format="{csv_format}")',
             "stages": "the PipelineStage objects of this rank, ascending by stage_index, see stages_of_rank",
         },
     }

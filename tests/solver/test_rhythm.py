@@ -22,6 +22,11 @@ def rhythm_of(case, fused, size, most, work=0.2):
     return beat, found
 
 
+def cheaply_fused(case):
+    """Fused where that takes less time."""
+    return case.forms.flags(lambda s, j: s in case.forms.cheap)
+
+
 @pytest.mark.parametrize("block", range(4))
 def test_an_unrolled_rhythm_is_an_order_that_fits(block):
     """Whatever is degenerate: operations without time, W that keeps nothing or more than F holds, one rank."""
@@ -33,7 +38,7 @@ def test_an_unrolled_rhythm_is_an_order_that_fits(block):
         if any(given is not None and given < need for given, need in zip(problem.limit_bytes, least, strict=True)):
             continue
         case = Case(problem, plain())
-        fused = case.forms.flags(lambda s, j: s in case.forms.cheap)
+        fused = cheaply_fused(case)
         beat, found = rhythm_of(case, fused, rng.choice((1, 2, 3)), most=400)
         for rhythm in found[-1:]:
             timed = case.timed(unroll(rhythm, beat, problem.microbatches), fused)

@@ -218,7 +218,7 @@ def test_a_start_that_can_never_finish_is_refused(microbatches):
     rows[0].sort(key=lambda op: (op.microbatch, op.kind is not Kind.FORWARD))
     rows[1].insert(0, rows[1].pop(next(at for at, op in enumerate(rows[1]) if op == Op(Kind.FORWARD, 1, 1))))
     stuck = Order(tuple(map(tuple, rows)))
-    with pytest.raises(OrderError, match="given start cannot be used: .* can never finish"):
+    with pytest.raises(OrderError, match=r"given start cannot be used: .* can never finish"):
         quick(unequal(microbatches=microbatches), work_limit=1, start=stuck)
 
 

@@ -31,6 +31,7 @@ from zbsolve.solver.tasks import (
     Repeat,
     Scan,
     Shrink,
+    Tabu,
     Task,
 )
 
@@ -38,7 +39,8 @@ __all__ = ["ARMS", "Arm", "Director", "Pending"]
 
 ARMS = {
     "list scheduler, random rule": 0.05,
-    "annealing": 0.5,
+    "annealing": 0.4,
+    "tabu search": 0.3,
     "steady stretch of a smaller solution": 0.1,
     "steady state": 0.1,
     "CP-SAT": 0.05,
@@ -52,6 +54,9 @@ _FADING = 0.8
 
 _TEMPERATURES = (0.6, 1.1, 0.3, 1.8)
 """Starting temperatures of annealing, in the order in which they are tried: in mean operations of a rank."""
+
+_SLACKS = (1.7, 1.0, 2.5, 0.6)
+"""How much worse the next order of a tabu search may be, in mean operations of a rank."""
 
 _STARTS = 24
 """Short annealing starts before the longer ones."""
@@ -144,14 +149,23 @@ class Director:
         self._rng = random.Random(seed)
         self._runs = 0
         self._stale = 0
-        self._repeated = 0
+        self._repeated = self._walks = 0
         self._whole = self._left()
         self._asked: tuple[int, int] | None = None
         self._relaxing, self._relaxed = False, (0, 0)
         self._anneals = "annealing" not in without
         self._first: deque[Task] = deque()
         self._opening = Arm("published schedules", 0.0, lambda: None)
-        propose = (self._scan, self._anneal, self._shrink, self._repeat, self._prove, self._rearrange, self._relax)
+        propose = (
+            self._scan,
+            self._anneal,
+            self._tabu,
+            self._shrink,
+            self._repeat,
+            self._prove,
+            self._rearrange,
+            self._relax,
+        )
         self.arms = [
             Arm(name, floor, make)
             for (name, floor), make in zip(ARMS.items(), propose, strict=True)
@@ -247,6 +261,23 @@ class Director:
             ratio=1 / 30,
             target_ns=self._target(),
             length=length,
+            seed=self._seed(),
+        )
+
+    def _tabu(self) -> Tabu | None:
+        """Tabu search, from the pool's front and, every other time, from the best few."""
+        if not self.warm or (self._runs < _FIRST and self._anneals):
+            return None
+        entries = self.pool.entries
+        run, self._walks = self._walks, self._walks + 1
+        entry = entries[min(run // 2, len(entries) - 1)] if run < _STARTS and run % 2 else self._good(entries)
+        slack = _SLACKS[run % len(_SLACKS)] * self.pool.case.problem.placement.ranks / len(entry.fused)
+        return Tabu(
+            sequence=entry.sequence,
+            fused=entry.fused,
+            slack=slack,
+            target_ns=self._target(),
+            length=self._length(0.03, 0.4),
             seed=self._seed(),
         )
 

@@ -84,9 +84,9 @@ TABU_EARLIER, TABU_LATER = range(31, 33)
 REG = 33
 """Single numbers, at the places below."""
 
-VALUE, BEST, STAMP, PENDING, WRITTEN, RANDOM_1, RANDOM_2, CHAINED, BLOCKS = range(9)
+VALUE, BEST, STAMP, PENDING, WRITTEN, RANDOM_1, RANDOM_2, CHAINED, BLOCKS, STEP = range(10)
 """Objective value and its best; number of the present move; nodes due; entries of the journal; two states of the
-random numbers; lengths of the critical chain and of its blocked part."""
+random numbers; lengths of the critical chain and of its blocked part; steps of a tabu search."""
 
 ROUNDS = 6
 """Times that first starts are moved up before an order counts as too long."""
@@ -95,7 +95,7 @@ ROUNDS = 6
 def new_state(net: Table, sequence: Any, fused: Any, seed: int) -> Table:
     """An order in motion, of the kind that the network has; `load` fills it."""
     nodes, ranks = int(net[SHAPE][0]), int(net[SHAPE][1])
-    state: Any = np.zeros((REG + 1, max(nodes + ranks, 9)), dtype=np.int64)
+    state: Any = np.zeros((REG + 1, max(nodes + ranks, STEP + 1)), dtype=np.int64)
     state[SEQUENCE][:nodes] = sequence
     state[FUSED][:nodes] = fused
     state[REG][RANDOM_1] = 1 + (seed * 1_000_003 + 12_345) % 2_147_483_562

@@ -232,7 +232,7 @@ def find_rhythm(
         return 0.0
     model = cp_model.CpModel()
     length = model.new_int_var(least, most, "")
-    in_flight = min(max((len(r.choices(2 * len(beat.ranks))) for r in beat.ranks)), 2 * len(beat.ranks))
+    in_flight = min(max(len(r.choices(2 * len(beat.ranks))) for r in beat.ranks), 2 * len(beat.ranks))
     horizon = (2 + 2 * in_flight // size) * most + beat.loop
     starts = [[[model.new_int_var(0, horizon, "") for _ in range(size)] for _ in beat.ranks] for _ in range(3)]
     model.add(starts[_FORWARD][0][0] == 0)

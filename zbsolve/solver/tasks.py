@@ -44,6 +44,7 @@ __all__ = [
     "Repeat",
     "Scan",
     "Shrink",
+    "Tabu",
     "Task",
     "Warm",
     "run",
@@ -128,6 +129,30 @@ class Anneal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tabu:
+    """A tabu search from an order.
+
+    Parameters
+    ----------
+    sequence, fused
+        The order to begin with, as nodes of the network.
+    slack
+        How much worse the next order may be than the present one, as a part of the value.
+    target_ns
+        Stop at this value.
+    length, seed
+        Of the search.
+    """
+
+    sequence: Int32
+    fused: Int8
+    slack: float
+    target_ns: int
+    length: Length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shrink:
     """Orders of a problem with fewer microbatches, stretched."""
 
@@ -191,7 +216,7 @@ class Relax:
     seed: int
 
 
-Task = Warm | Publish | Scan | Anneal | Shrink | Repeat | Prove | Rearrange | Relax
+Task = Warm | Publish | Scan | Anneal | Tabu | Shrink | Repeat | Prove | Rearrange | Relax
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +360,8 @@ def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -
         _scan(task, case, budget, hand)
     elif isinstance(task, Anneal):
         _anneal(task, case, budget, hand)
+    elif isinstance(task, Tabu):
+        _tabu(task, case, budget, hand)
     elif isinstance(task, Shrink):
         _shrink(task, case, budget, hand)
     elif isinstance(task, Repeat):
@@ -361,6 +388,7 @@ def _warm(case: Case) -> None:
     ready = ready_to_move(case.kernels, free, state[SEQUENCE][: case.nodes], [0] * case.nodes, 0, case.periodic)
     if ready is not None:
         case.kernels.anneal_moves(free, ready, 1, 1.0, 0, 0.0, case.periodic)
+        case.kernels.tabu_moves(free, ready, 1, 1, 0, case.periodic)
 
 
 def _publish(task: Publish, case: Case, hand: Callable[[Find], None]) -> None:
@@ -392,21 +420,44 @@ def _scan(task: Scan, case: Case, budget: Budget, hand: Callable[[Find], None]) 
 
 def _anneal(task: Anneal, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
     kernels, net, periodic = case.kernels, case.network, case.periodic
-    state = ready_to_move(kernels, net, task.sequence.tolist(), task.fused.tolist(), task.seed, periodic)
+    switching = 0.15 if case.forms.matters else 0.0
+    first, whole = task.first, budget.seconds_left
+
+    def walk(state: Table, moves: int, begun: int) -> int:
+        done = 1 - budget.seconds_left / whole if budget.steps is None else budget.spent / budget.steps
+        temperature = first * begun * task.ratio**done
+        moved: int = kernels.anneal_moves(net, state, moves, temperature, task.target_ns, switching, periodic)
+        return moved
+
+    _walk(task, case, budget, hand, walk)
+
+
+def _tabu(task: Tabu, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    def walk(state: Table, moves: int, begun: int) -> int:
+        slack = int(task.slack * begun)
+        tried: int = case.kernels.tabu_moves(case.network, state, moves, slack, task.target_ns, case.periodic)
+        return tried
+
+    _walk(task, case, budget, hand, walk)
+
+
+def _walk(
+    task: Anneal | Tabu,
+    case: Case,
+    budget: Budget,
+    hand: Callable[[Find], None],
+    walk: Callable[[Table, int, int], int],
+) -> None:
+    """From the order of a task on, so many moves at a time; hands out whatever is better than all before."""
+    kernels, net = case.kernels, case.network
+    state = ready_to_move(kernels, net, task.sequence.tolist(), task.fused.tolist(), task.seed, case.periodic)
     if state is None:
         return
-    told = state[REG][BEST]
-    first = task.first * told
-    switching = 0.15 if case.forms.matters else 0.0
+    told = begun = state[REG][BEST]
     chunk = 50 if kernels.lists and budget.steps is None else _CHUNK
-    whole = budget.seconds_left
     while not budget.over and told > task.target_ns:
-        if budget.steps is None:
-            done, moves = 1 - budget.seconds_left / whole, chunk
-        else:
-            done, moves = budget.spent / budget.steps, min(chunk, budget.steps - budget.spent)
-        temperature = first * task.ratio**done
-        budget.spend(kernels.anneal_moves(net, state, moves, temperature, task.target_ns, switching, periodic))
+        moves = chunk if budget.steps is None else min(chunk, budget.steps - budget.spent)
+        budget.spend(walk(state, moves, begun))
         if state[REG][BEST] < told:
             told = state[REG][BEST]
             sequence, fused = (np.asarray(state[row][: case.nodes]) for row in (BEST_SEQUENCE, BEST_FUSED))

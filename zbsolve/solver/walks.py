@@ -14,12 +14,15 @@ from __future__ import annotations
 import math
 
 from zbsolve.solver.moves import (
+    AFTER,
+    BEFORE,
     BEST,
     BLOCKED,
     BLOCKS,
     CHAIN,
     CHAINED,
     REG,
+    STEP,
     TABU_EARLIER,
     TABU_LATER,
     VALUE,
@@ -95,7 +98,21 @@ def anneal_moves(
     return moves
 
 
-def tabu_moves(net: Table, st: Table, moves: int, step: int, slack: int, target: int, periodic: int) -> int:
+def within_row(st: Table, nodes: int, node: int, steps: int) -> int:
+    """As many steps, earlier or later if negative, as there are places in the row: what can be undone exactly."""
+    made = 0
+    if steps > 0:
+        while made < steps and st[BEFORE][node] < nodes:
+            node = st[BEFORE][node]
+            made += 1
+        return made
+    while made < -steps and st[AFTER][node] >= 0:
+        node = st[AFTER][node]
+        made += 1
+    return -made
+
+
+def tabu_moves(net: Table, st: Table, moves: int, slack: int, target: int, periodic: int) -> int:
     """Take the best of many moves of the critical chain, again and again; the number tried.
 
     Parameters
@@ -104,8 +121,6 @@ def tabu_moves(net: Table, st: Table, moves: int, step: int, slack: int, target:
         The order in motion, its critical chain known.
     moves
         How many to try.
-    step
-        Steps made before in this search: what is forbidden is forbidden until some step.
     slack
         How much worse than the present one the next order may be, in ns.
     target
@@ -115,7 +130,8 @@ def tabu_moves(net: Table, st: Table, moves: int, step: int, slack: int, target:
     """
     tried = 0
     while tried < moves:
-        step += 1
+        step = st[REG][STEP] + 1
+        st[REG][STEP] = step
         here = st[REG][VALUE]
         cap = here + slack
         chosen = -1
@@ -129,9 +145,12 @@ def tabu_moves(net: Table, st: Table, moves: int, step: int, slack: int, target:
                 steps = 1 + int(draw(st) * FARTHEST)
                 if draw(st) < 0.5:
                     steps = -steps
+            tried += 1
+            steps = within_row(st, net[SHAPE][0], node, steps)
+            if steps == 0:
+                continue
             forbidden = st[TABU_EARLIER][node] if steps > 0 else st[TABU_LATER][node]
             threshold = min(cap, st[REG][BEST] - 1) if forbidden > step else cap
-            tried += 1
             if try_shift(net, st, node, steps, threshold, periodic) == 0:
                 continue
             cap = st[REG][VALUE] - 1

@@ -30,7 +30,7 @@ from zbsolve.solver.moves import (
 )
 from zbsolve.solver.network import RANK, TWIN, nodes_of, order_of
 from zbsolve.solver.portfolio import random_drafts
-from zbsolve.solver.tasks import Anneal, Case, Found, Length, Scan, run
+from zbsolve.solver.tasks import Anneal, Case, Found, Length, Scan, Tabu, run
 
 FAR = 2**60
 
@@ -222,3 +222,24 @@ def test_compiled_and_plain_kernels_do_the_same():
             run(task, case, float("inf"), heard.append)
             told.append([(f.value_ns, f.sequence.tolist(), f.fused.tolist()) for f in heard])
         assert told[0] == told[1]
+
+
+def test_tabu_search_is_the_same_compiled_and_plain():
+    problem = unequal(microbatches=8, memory_limit="0.7x")
+    ends = []
+    for kernels in (plain(), compiled()):
+        case = Case(problem, kernels)
+        start = next(random_drafts(Case(problem, plain()), Budget(float("inf"), 500), random.Random(1)))
+        found = []
+        task = Tabu(
+            sequence=start.sequence,
+            fused=start.fused,
+            slack=0.02,
+            target_ns=0,
+            length=Length(steps=3_000),
+            seed=4,
+        )
+        done = run(task, case, float("inf"), found.append)
+        ends.append((done.steps, [f.value_ns for f in found]))
+    assert ends[0] == ends[1]
+    assert ends[0][1], "it finds something better than a random list schedule"

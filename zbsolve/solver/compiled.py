@@ -25,7 +25,14 @@ from zbsolve.solver.network import Table
 __all__ = ["Kernels", "cache_folder", "compiled", "environment", "holds_all", "plain", "ready_to_move"]
 
 _MODULES = (moves, walks, listing, borders)
-_ENTRIES = (listing.list_schedule, moves.load, moves.critical, walks.anneal_moves, borders.tails)
+_ENTRIES = (
+    listing.list_schedule,
+    moves.load,
+    moves.critical,
+    walks.anneal_moves,
+    walks.tabu_moves,
+    borders.tails,
+)
 _ROOM = 2**20
 """Bytes that must fit on the disk for the cache to be used."""
 
@@ -40,6 +47,7 @@ class Kernels(NamedTuple):
     load: Callable[..., Any]
     critical: Callable[..., Any]
     anneal_moves: Callable[..., Any]
+    tabu_moves: Callable[..., Any]
     tails: Callable[..., Any]
 
 

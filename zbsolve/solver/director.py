@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.pool import Entry, Pool
+from zbsolve.solver.rhythm import sizes_worth
 from zbsolve.solver.smaller import small_sizes, worth_shrinking
 from zbsolve.solver.tasks import (
     Anneal,
@@ -28,9 +29,11 @@ from zbsolve.solver.tasks import (
     Prove,
     Rearrange,
     Relax,
+    Repeat,
     Rule,
     Scan,
     Shrink,
+    Tabu,
     Task,
     Tune,
     Tuned,
@@ -41,9 +44,11 @@ __all__ = ["ARMS", "Arm", "Director", "Pending"]
 ARMS = {
     "list scheduler, random rule": 0.05,
     "list scheduler, tuned rule": 0.2,
-    "annealing": 0.5,
+    "annealing": 0.4,
     "annealing, part of an order": 0.3,
+    "tabu search": 0.2,
     "steady stretch of a smaller solution": 0.1,
+    "steady state": 0.1,
     "CP-SAT": 0.05,
     "CP-SAT, part of an order": 0.05,
     "relaxations": 0.4,
@@ -55,6 +60,9 @@ _FADING = 0.8
 
 _TEMPERATURES = (0.6, 1.1, 0.3, 1.8)
 """Starting temperatures of annealing, in the order in which they are tried: in mean operations of a rank."""
+
+_SLACKS = (1.7, 1.0, 2.5, 0.6)
+"""How much worse the next order of a tabu search may be, in mean operations of a rank."""
 
 _STARTS = 24
 """Short annealing starts before the longer ones."""
@@ -160,6 +168,7 @@ class Director:
         self._rng = random.Random(seed)
         self._runs = 0
         self._stale = 0
+        self._repeated = self._walks = 0
         self._whole = self._left()
         self._asked: tuple[int, int] | None = None
         self._relaxing, self._relaxed = False, (0, 0)
@@ -173,7 +182,9 @@ class Director:
             self._tune,
             self._anneal,
             self._anneal_parts,
+            self._tabu,
             self._shrink,
+            self._repeat,
             self._prove,
             self._rearrange,
             self._relax,
@@ -314,6 +325,23 @@ class Director:
             seed=self._seed(),
         )
 
+    def _tabu(self) -> Tabu | None:
+        """Tabu search, from the pool's front and, every other time, from the best few."""
+        if not self.warm or (self._runs < _FIRST and self._anneals):
+            return None
+        entries = self.pool.entries
+        run, self._walks = self._walks, self._walks + 1
+        entry = entries[min(run // 2, len(entries) - 1)] if run < _STARTS and run % 2 else self._good(entries)
+        slack = _SLACKS[run % len(_SLACKS)] * self.pool.case.problem.placement.ranks / len(entry.fused)
+        return Tabu(
+            sequence=entry.sequence,
+            fused=entry.fused,
+            slack=slack,
+            target_ns=self._target(),
+            length=self._length(0.03, 0.4),
+            seed=self._seed(),
+        )
+
     def _anneal_parts(self) -> AnnealParts | None:
         if not self.warm or self.pool.case.nodes < _PARTED:
             return None
@@ -331,6 +359,20 @@ class Director:
             return None
         entry = self._good(self.pool.entries)
         return Shrink(sequence=entry.sequence, fused=entry.fused, length=self._length(0.04, 0.4), seed=self._seed())
+
+    def _repeat(self) -> Repeat | None:
+        """A steady state for the next size of its window, each once."""
+        sizes = sizes_worth(self.pool.case.problem)
+        if not self.warm or (self._runs < _FIRST and self._anneals) or self._repeated >= len(sizes):
+            return None
+        self._repeated += 1
+        return Repeat(
+            size=sizes[self._repeated - 1],
+            value_ns=self.pool.incumbent.value_ns,
+            target_ns=self._target(),
+            length=self._length(0.06, 0.4),
+            seed=self._seed(),
+        )
 
     def _prove(self) -> Prove | None:
         """CP-SAT on the best order, once for each."""

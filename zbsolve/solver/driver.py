@@ -9,6 +9,7 @@ Every arrow asks first whether value and bound have met.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import time
@@ -17,12 +18,12 @@ from functools import partial
 
 from zbsolve.bounds import MAX_EFFORT, lower_bound
 from zbsolve.catalog.closing import closed
-from zbsolve.errors import InvalidInput, NothingFound
+from zbsolve.errors import InvalidInput, NothingFound, OrderError
 from zbsolve.metrics import metrics
 from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
-from zbsolve.simulate import simulate
+from zbsolve.simulate import Timer, simulate
 from zbsolve.solution import Bound, Solution
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.compiled import plain
@@ -110,7 +111,7 @@ def solve(
     InvalidInput
         If an argument makes no sense.
     OrderError
-        If `start` is no order of this problem.
+        If `start` is no order of this problem, or can never finish.
     NothingFound
         If no timetable was found in time.
     KeyboardInterrupt
@@ -224,21 +225,39 @@ def _crew(case: Case, budget: Budget, workers: int) -> Crew:
 
 
 def _add_start(pool: Pool, order: Order) -> None:
-    """Take a given order in; of another number of microbatches: without some, or with its loops run more often."""
+    """Take a given order in; of another number of microbatches: without some, or with its loops run more often.
+
+    Raises
+    ------
+    OrderError
+        If it is no order of this problem with the microbatches that it has, or can never finish.
+    """
     problem = pool.case.problem
     present = 1 + max((op.microbatch or 0 for row in order.rows for op in row), default=0)
     if _ends_of(order) != _ends_of(Order(problem.operations())):
         order = closed(problem, order)
     if present == problem.microbatches:
-        graph = OpGraph.build(problem, order.rows)  # refuses what is no order of the problem
-        pool.add_order(order_in_turn(graph, order), _GIVEN)
-    elif (carried := carried_over(problem, order)) is not None:
+        _refuse_stuck(problem, order)
+        pool.add_order(order_in_turn(OpGraph.build(problem, order.rows), order), _GIVEN)
+        return
+    if len(problem.placement.routes) == 1:
+        own = dataclasses.replace(problem, microbatches=present, route_of=None, microbatch_factors=None)
+        _refuse_stuck(own, order)
+    if (carried := carried_over(problem, order)) is not None:
         pool.add_order(carried, _GIVEN)
 
 
 def _ends_of(order: Order) -> list[set[Op]]:
     """The reductions and optimizers of each rank."""
     return [{op for op in row if op.microbatch is None} for row in order.rows]
+
+
+def _refuse_stuck(problem: Problem, order: Order) -> None:
+    graph = OpGraph.build(problem, order.rows)
+    try:
+        Timer(graph, graph.encode(order))
+    except OrderError as error:
+        raise OrderError(f"the given start cannot be used: {error}; leave it out, or mend it") from None
 
 
 def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int, fuse_until: float) -> Solution:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from zbsolve.catalog.closing import closed
 from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
@@ -142,7 +141,8 @@ def longer(few: Case, case: Case, found: Found, budget: Budget) -> Iterator[Foun
         if budget.over:
             return
         budget.spend(1)
-        read = _read(case, run_loops(rows, _forms(few, found.fused), few.problem.microbatches, plan))
+        whole = run_loops(rows, _forms(few, found.fused), few.problem.microbatches, plan)
+        read = whole and case.read_open(whole[0], whole[1])
         if read and (best is None or read.value_ns < best.value_ns):
             best = read
             yield best
@@ -184,7 +184,8 @@ def shorter(case: Case, few: Case, sequence: Any, fused: Any) -> Found | None:
     found = Found(0, sequence, fused)
     rows, missing = _rows(case, found), case.problem.microbatches - few.problem.microbatches
     for plan in plans(loops(rows, case.problem.microbatches, [missing]), -missing)[:_TRIED]:
-        read = _read(few, run_loops(rows, _forms(case, fused), case.problem.microbatches, plan))
+        rest = run_loops(rows, _forms(case, fused), case.problem.microbatches, plan)
+        read = rest and few.read_open(rest[0], rest[1])
         if read:
             return read
     return None
@@ -207,17 +208,6 @@ def _forms(case: Case, fused: Any) -> list[int]:
 def _of_microbatches(case: Case) -> int:
     """The number of nodes that belong to a microbatch; behind them are those that end the iteration."""
     return 3 * case.problem.placement.stages * case.problem.microbatches
-
-
-def _read(case: Case, run: tuple[list[list[int]], list[int], int] | None) -> Found | None:
-    """What loops came to, with the end of the iteration, timed."""
-    if run is None:
-        return None
-    rows, forms, _ = run
-    if not case.problem.has_ends:
-        return case.read_rows(rows, forms)
-    order = order_of(case.problem, [node for row in rows for node in row], forms)
-    return case.read(closed(case.problem, order))
 
 
 def _paces(case: Case, found: Found) -> Callable[[Loop], float]:

@@ -11,6 +11,7 @@ from tests.solver.test_listing import judged
 from tests.strategies import placements, problems
 from zbsolve.solver import moves, walks
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import compiled, plain, ready_to_move
 from zbsolve.solver.moves import (
     AFTER,
@@ -30,7 +31,8 @@ from zbsolve.solver.moves import (
 )
 from zbsolve.solver.network import RANK, TWIN, nodes_of, order_of
 from zbsolve.solver.portfolio import random_drafts
-from zbsolve.solver.tasks import Anneal, Case, Found, Length, Scan, Tabu, run
+from zbsolve.solver.running import run
+from zbsolve.solver.tasks import Anneal, Found, Length, Scan, Tabu
 
 FAR = 2**60
 

@@ -26,6 +26,7 @@ from zbsolve.problem import Problem
 from zbsolve.simulate import Timer, simulate
 from zbsolve.solution import Bound, Solution
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.crew import Crew, InLine, Processes
 from zbsolve.solver.director import Director
@@ -34,7 +35,7 @@ from zbsolve.solver.incumbent import Incumbent, Progress, relative_gap
 from zbsolve.solver.pool import Pool
 from zbsolve.solver.portfolio import add_plain, add_published, plain_drafts, published_names
 from zbsolve.solver.smaller import carried_over
-from zbsolve.solver.tasks import Case, Length, Publish, Scan
+from zbsolve.solver.tasks import Length, Publish, Scan
 from zbsolve.solver.twins import order_in_turn
 from zbsolve.solver.work import Work
 from zbsolve.timetable import Order, Timetable

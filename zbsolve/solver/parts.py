@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import ready_to_move
 from zbsolve.solver.moves import (
     AFTER,
@@ -56,7 +57,7 @@ from zbsolve.solver.network import (
     WAIT_PTR,
     WAIT_TAIL,
 )
-from zbsolve.solver.tasks import AnnealParts, Case, Find, Found
+from zbsolve.solver.tasks import AnnealParts, Find, Found
 
 __all__ = ["Piece", "anneal_parts", "in_time", "take_out"]
 

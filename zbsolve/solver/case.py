@@ -14,8 +14,8 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
 from zbsolve.solver.compiled import Kernels
 from zbsolve.solver.forms import Forms
-from zbsolve.solver.moves import new_state
 from zbsolve.solver.network import RANK, SHAPE, Table, build_network, end_nodes, nodes_of, order_of, sequence_of
+from zbsolve.solver.state import new_state
 from zbsolve.solver.tasks import Found, Int8, Int32
 from zbsolve.timetable import Order
 

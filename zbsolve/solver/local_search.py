@@ -9,8 +9,8 @@ import numpy as np
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import ready_to_move
-from zbsolve.solver.moves import BEST, BEST_FUSED, BEST_SEQUENCE, REG
 from zbsolve.solver.network import Table
+from zbsolve.solver.state import BEST, BEST_FUSED, BEST_SEQUENCE, REG
 from zbsolve.solver.tasks import Anneal, Find, Found, Tabu
 
 __all__ = ["anneal", "tabu"]

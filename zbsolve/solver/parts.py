@@ -21,22 +21,6 @@ from numpy.typing import NDArray
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import ready_to_move
-from zbsolve.solver.moves import (
-    AFTER,
-    BEFORE,
-    BEST,
-    BEST_FUSED,
-    BEST_SEQUENCE,
-    DURATION,
-    END,
-    FUSED,
-    LEVEL,
-    PART,
-    REG,
-    SEQUENCE,
-    VALUE,
-    new_state,
-)
 from zbsolve.solver.network import (
     BASE,
     LIMIT,
@@ -56,6 +40,22 @@ from zbsolve.solver.network import (
     WAIT_LAG,
     WAIT_PTR,
     WAIT_TAIL,
+)
+from zbsolve.solver.state import (
+    AFTER,
+    BEFORE,
+    BEST,
+    BEST_FUSED,
+    BEST_SEQUENCE,
+    DURATION,
+    END,
+    FUSED,
+    LEVEL,
+    PART,
+    REG,
+    SEQUENCE,
+    VALUE,
+    new_state,
 )
 from zbsolve.solver.tasks import AnnealParts, Find, Found
 

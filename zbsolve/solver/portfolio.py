@@ -19,10 +19,10 @@ from zbsolve.solver.budget import Budget
 from zbsolve.solver.case import Case
 from zbsolve.solver.forms import Forms
 from zbsolve.solver.listing import NEVER, new_rule
-from zbsolve.solver.moves import FUSED, SEQUENCE, new_state
 from zbsolve.solver.network import CLASS_PTR, MEMBER, NET_DURATION, SHAPE, Table
 from zbsolve.solver.permuted import renumbered, sequences, with_own_numbers
 from zbsolve.solver.pool import Pool
+from zbsolve.solver.state import FUSED, SEQUENCE, new_state
 from zbsolve.solver.tasks import Find, Found, Scan
 from zbsolve.timetable import Order
 

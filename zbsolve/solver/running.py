@@ -15,11 +15,11 @@ from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import ready_to_move
 from zbsolve.solver.exact import prove, rearrange, relax
 from zbsolve.solver.local_search import anneal, tabu
-from zbsolve.solver.moves import SEQUENCE, new_state
 from zbsolve.solver.network import LIMIT
 from zbsolve.solver.parts import anneal_parts
 from zbsolve.solver.portfolio import plain_rules, published, scan
 from zbsolve.solver.smaller import shrink
+from zbsolve.solver.state import SEQUENCE, new_state
 from zbsolve.solver.steady import repeat
 from zbsolve.solver.tasks import (
     Anneal,

@@ -22,9 +22,9 @@ from zbsolve.solver.budget import Budget
 from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.local_search import anneal
-from zbsolve.solver.moves import END, new_state
 from zbsolve.solver.network import BASE, LIMIT, NET_CHANGE, RANK, order_of
 from zbsolve.solver.portfolio import scan
+from zbsolve.solver.state import END, new_state
 from zbsolve.solver.stretching import Int64, Loop, leave_out, loops, plans, run_loops
 from zbsolve.solver.tasks import Anneal, Find, Found, Length, Scan, Shrink
 from zbsolve.solver.twins import order_in_turn

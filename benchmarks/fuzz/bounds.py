@@ -14,7 +14,8 @@ from zbsolve.solver import cpsat, line
 from zbsolve.solver.case import Case
 from zbsolve.solver.certificate import verify_bound
 from zbsolve.solver.compiled import plain
-from zbsolve.solver.line_model import Limits, Question, refute
+from zbsolve.solver.line_answers import Limits, refute
+from zbsolve.solver.line_model import Question
 from zbsolve.solver.relaxation import Relaxation, improve_bound
 from zbsolve.solver.running import run
 from zbsolve.solver.tasks import Bounded, Length, Prove

@@ -15,7 +15,8 @@ from zbsolve.bounds import lower_bounds
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
 from zbsolve.solver.line import Line, exact_unit, read_line, reads
-from zbsolve.solver.line_model import Limits, Question, ask
+from zbsolve.solver.line_answers import Limits, ask
+from zbsolve.solver.line_model import Question
 from zbsolve.solver.relaxation import KINDS, Relaxation, parse_name
 from zbsolve.solver.windows import Windows, climb
 

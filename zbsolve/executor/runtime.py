@@ -5,7 +5,8 @@
     Pipeline    one object for all ranks (threads) or for this process's rank (torchrun)
       crew      threads, and what watches them
       rank      one rank's program, step by step
-        program     actions as ready-made functions
+        program     actions as ready-made functions, in order
+        actions     what each of them does, on the rank's desk
         boundary    what passes between stages
       transports/   how it passes
       updating      the optimizer's place in the row

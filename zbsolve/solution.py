@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from zbsolve.timetable import Timetable
 from zbsolve.units import format_bytes, format_ns
 
-__all__ = ["Bound", "Metrics", "Solution", "Status"]
+__all__ = ["Bound", "Metrics", "Solution", "Status", "relative_gap"]
 
 Status = Literal["optimal", "feasible"]
 
@@ -19,6 +20,13 @@ class Bound:
 
     value_ns: int
     name: str
+
+
+def relative_gap(value_ns: int, bound_ns: int) -> float:
+    """Value / bound - 1; infinite above a bound of 0."""
+    if value_ns == bound_ns:
+        return 0.0
+    return value_ns / bound_ns - 1 if bound_ns else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,14 +24,14 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
 from zbsolve.simulate import Timer, simulate
-from zbsolve.solution import Bound, Solution
+from zbsolve.solution import Bound, Solution, relative_gap
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.crew import Crew, InLine, Processes
 from zbsolve.solver.director import Director
 from zbsolve.solver.fusing import fuse
-from zbsolve.solver.incumbent import Incumbent, Progress, relative_gap
+from zbsolve.solver.incumbent import Incumbent, Progress
 from zbsolve.solver.pool import Pool
 from zbsolve.solver.portfolio import add_plain, add_published, plain_drafts, published_names
 from zbsolve.solver.smaller import carried_over

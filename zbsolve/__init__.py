@@ -7,6 +7,8 @@ The names below are the public interface. Importing them loads none of the heavy
 from __future__ import annotations
 
 from zbsolve.analysis.explain import Explanation, explain
+from zbsolve.analysis.jitter import Blame, Jittered, under_jitter
+from zbsolve.analysis.robust import RobustSolution, solve_robust
 from zbsolve.bounds import lower_bound, lower_bounds
 from zbsolve.catalog import Schedule, baseline, schedules
 from zbsolve.check import check, violations
@@ -40,12 +42,14 @@ from zbsolve.timetable import Order, TimedOp, Timetable, Violation
 __version__ = "0.1.0"
 
 __all__ = [
+    "Blame",
     "Bound",
     "Explanation",
     "FileFormatError",
     "Infeasible",
     "InvalidInput",
     "InvalidTimetable",
+    "Jittered",
     "Kind",
     "Link",
     "LinkOverride",
@@ -62,6 +66,7 @@ __all__ = [
     "Profile",
     "ProfileSource",
     "Progress",
+    "RobustSolution",
     "Schedule",
     "ScheduleConditionError",
     "Solution",
@@ -86,6 +91,8 @@ __all__ = [
     "schedules",
     "simulate",
     "solve",
+    "solve_robust",
+    "under_jitter",
     "violations",
     "write_perfetto",
     "write_profile",

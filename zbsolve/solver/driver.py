@@ -132,8 +132,12 @@ def solve_without(
     workers: int | None = None,
     start: Order | Timetable | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_pool: Callable[[Pool], None] | None = None,
 ) -> Solution:
-    """`solve` with some arms (see `zbsolve.solver.director.ARMS`) left out, to see what they are good for."""
+    """`solve` with some arms (see `zbsolve.solver.director.ARMS`) left out, to see what they are good for.
+
+    `on_pool` is handed the orders that the search met, when it has ended.
+    """
     started = time.perf_counter()
     _check_arguments(time_limit_s, work_limit, gap, workers)
     effort = int(min(MAX_EFFORT, _EFFORT_A_SECOND * time_limit_s))
@@ -156,6 +160,8 @@ def solve_without(
             "no timetable was found; give more time, a larger work limit, or a larger memory limit "
             "(with several chunks a rank the search keeps some memory in reserve)"
         )
+    if on_pool is not None:
+        on_pool(pool)
     return _solution(problem, incumbent, started, seed, started + time_limit_s - 0.6 * finish)
 
 

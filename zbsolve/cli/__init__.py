@@ -18,6 +18,7 @@ VERBS = {
     "solve": "The best timetable for a profile, with a proven bound and gap.",
     "baseline": "A published schedule on your costs; --list names them.",
     "compare": "Published schedules and the solved one, or timetables, side by side.",
+    "sweep": "The best value over memory limits, microbatches and placements.",
     "check": "Judge a timetable, by its own problem or by another memory limit.",
     "simulate": "Time the order of a timetable again, also under another profile.",
     "explain": "Why a timetable takes as long as it does, and what would help.",

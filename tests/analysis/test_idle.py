@@ -22,7 +22,7 @@ from zbsolve.timetable import TimedOp, Timetable
 @st.composite
 def timetables(draw, **more):
     """Random timetables, half of them with a limit that they just keep."""
-    asked = draw(problems(most_microbatches=3, **more))
+    asked = draw(problems(most_microbatches=3, variants=True, **more))
     table = simulate(asked, draw(orders(asked)))
     if draw(st.booleans()):
         asked = replace(asked, memory_limit=metrics(table).peak_bytes)

@@ -244,7 +244,9 @@ def our_buffers(microbatches: int) -> tuple[int, int]:
     for boundary in boundaries.values():
         boundary.fix([TensorSpec.of(like)])
     line = Line()
-    mail = _Mail(SimpleNamespace(line=lambda *_: line), lowered, boundaries, torch.device("cpu"), staged=False)
+    mail = _Mail(
+        SimpleNamespace(line=lambda *_: line, new_tag=lambda: 0), lowered, boundaries, torch.device("cpu"), staged=False
+    )
     for _ in range(2):
         for action in lowered.rows[1]:
             if action.do is Do.POST:

@@ -110,7 +110,7 @@ def test_json_ends_no_script_and_comes_back(text):
 @settings(max_examples=30)
 @given(st.data())
 def test_the_columns_give_back_the_timetable(chosen):
-    asked = chosen.draw(problems(most_microbatches=3, limits=True))
+    asked = chosen.draw(problems(most_microbatches=3, limits=True, variants=True))
     table = simulate(asked, chosen.draw(orders(asked)))
     shown = data(page([Entry("t", table)]))
     kinds = [kind[0] for kind in shown["kinds"]]

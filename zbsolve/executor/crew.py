@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -28,11 +28,12 @@ from zbsolve.executor.rank import Rank, RankFailure
 from zbsolve.executor.story import blamed
 from zbsolve.executor.transports.in_process import InProcess
 from zbsolve.executor.transports.protocol import Stopped
+from zbsolve.executor.updating import settle_together
 
-__all__ = ["Crew"]
+__all__ = ["GRACE_S", "LOOK_S", "Crew"]
 
-_LOOK_S = 0.2
-_GRACE_S = 3.0
+LOOK_S = 0.2
+GRACE_S = 2.0
 
 
 class Crew:
@@ -46,13 +47,27 @@ class Crew:
         Theirs.
     patience
         How long an operation may take.
+    tag
+        What the pipeline keeps on the transport from step to step.
     """
 
-    def __init__(self, ranks: Sequence[Rank], transport: InProcess, patience: Patience) -> None:
+    def __init__(self, ranks: Sequence[Rank], transport: InProcess, patience: Patience, tag: int | None = None) -> None:
         self.ranks = ranks
+        self._tag = tag
+        self.torn = False
         self._transport = transport
         self._patience = patience
         self._stuck: list[threading.Thread] = []
+
+    @contextmanager
+    def call(self, kind: str, **same: str) -> Iterator[None]:
+        """Around each call that needs all ranks; here one call is made for all of them."""
+        del kind, same
+        yield
+
+    def restored(self) -> None:
+        """Everything has been put back to one state."""
+        self.torn = False
 
     def run(self, work: Callable[[Rank], Any]) -> list[Any]:
         """Run ``work(rank)`` for every rank, each in a thread of its own, and return what they return.
@@ -63,6 +78,7 @@ class Crew:
             If a rank fails or stalls, with what every other rank was at; all that can stop have stopped.
         """
         self._refuse_stuck()
+        self._refuse_torn()
         mode = _CallersMode()
         done: SimpleQueue[int] = SimpleQueue()
         results: list[Any] = [None] * len(self.ranks)
@@ -108,7 +124,7 @@ class Crew:
         since: dict[int, tuple[tuple[int, int] | None, float]] = {}
         while running and self._transport.cause is None:
             try:
-                running.discard(done.get(timeout=_LOOK_S))
+                running.discard(done.get(timeout=LOOK_S))
                 continue
             except Empty:
                 pass
@@ -117,12 +133,12 @@ class Crew:
                 at = rank.computing()
                 if since.get(rank.number, (None, 0.0))[0] != at:
                     since[rank.number] = at, now
-                elif at is not None and now - since[rank.number][1] > self._patience.seconds(first=rank.steps == 0):
+                elif at is not None and now - since[rank.number][1] > self._patience.seconds(first=rank.first_time()):
                     rank.endpoint.failed(self._patience.complaint(rank.doing(), now - since[rank.number][1]))
                     return
 
     def _join(self, threads: dict[int, threading.Thread]) -> None:
-        deadline = time.monotonic() + _GRACE_S
+        deadline = time.monotonic() + GRACE_S
         for thread in threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -130,9 +146,24 @@ class Crew:
         self._stuck = [thread for thread in threads.values() if thread.is_alive()]
         if self._stuck:
             return
-        self._transport.reset()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._transport.reset(self._tag)
         for rank in self.ranks:
             rank.recover()
+        optimizers = [rank.optimizer for rank in self.ranks if rank.optimizer is not None]
+        self.torn = self.torn or not settle_together(optimizers)
+        for rank in self.ranks:
+            if rank.optimizer is not None:
+                rank.training.desk.scale = rank.optimizer.loss_scale
+
+    def _refuse_torn(self) -> None:
+        if self.torn:
+            raise RunError(
+                "an earlier failure came between the updates of two ranks, so their weights are of different steps: "
+                "call load_state_dict with a state from before, or build a new Pipeline"
+            )
 
     def _refuse_stuck(self) -> None:
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
@@ -140,9 +171,7 @@ class Crew:
             names = ", ".join(thread.name for thread in self._stuck)
             raise RunError(f"{names} is still stuck in an operation of an earlier step; build a new Pipeline")
         if self._transport.cause is not None:
-            self._transport.reset()
-            for rank in self.ranks:
-                rank.recover()
+            self._restart()
 
     def _error(self, cause: tuple[int, str], doing: dict[int, str]) -> RunError:
         rank, text = cause

@@ -1,4 +1,4 @@
-"""How long one operation may run before its rank counts as stalled."""
+"""How long one operation may run, and how long a rank may stay between calls, before the others are stopped."""
 
 from __future__ import annotations
 
@@ -7,42 +7,49 @@ from dataclasses import dataclass
 from zbsolve.errors import InvalidInput
 from zbsolve.timetable import Timetable
 
-__all__ = ["Patience"]
+__all__ = ["LEAST_S", "Patience"]
 
-_LEAST_S = 8.0
+LEAST_S = 6.0
 _TIMES_PLANNED = 20
-_FIRST_STEP_S = 120.0
+_FIRST_TIME_S = 120.0
+_AWAY_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds an operation may take.
+    """Limits in seconds.
 
     Parameters
     ----------
     usual
-        In any step but the first.
-    first_step
-        In the first step, where kernels are compiled and libraries loaded.
+        Of one operation.
+    first_time
+        Of one operation of a training step, or of an evaluation, before the first one has ended: kernels
+        are compiled and libraries loaded there.
+    away
+        Of staying between calls while other ranks wait in the next one.
     """
 
     usual: float
-    first_step: float
+    first_time: float
+    away: float = _AWAY_S
 
     @classmethod
-    def of(cls, timetable: Timetable, stall_s: float | None) -> Patience:
-        """What was asked for, or 8 s (20 times the longest planned operation, if that is more) and 2 minutes."""
+    def of(cls, timetable: Timetable, stall_s: float | None, away_s: float | None = None) -> Patience:
+        """What was asked for, or 6 s (20 times the longest planned operation, if that is more), 2 and 5 minutes."""
+        for name, value in (("stall_s", stall_s), ("away_s", away_s)):
+            if value is not None and not value > 0:
+                raise InvalidInput(f"{name} must be above 0, got {value}; float('inf') sets no limit")
+        away = _AWAY_S if away_s is None else away_s
         if stall_s is not None:
-            if not stall_s > 0:
-                raise InvalidInput(f"stall_s must be above 0, got {stall_s}")
-            return cls(stall_s, stall_s)
+            return cls(stall_s, stall_s, away)
         longest = max((timed.end_ns - timed.start_ns for row in timetable.rows for timed in row), default=0) / 1e9
-        usual = max(_LEAST_S, _TIMES_PLANNED * longest)
-        return cls(usual, max(usual, _FIRST_STEP_S))
+        usual = max(LEAST_S, _TIMES_PLANNED * longest)
+        return cls(usual, max(usual, _FIRST_TIME_S), away)
 
     def seconds(self, *, first: bool) -> float:
-        """The limit in a step."""
-        return self.first_step if first else self.usual
+        """The limit of an operation."""
+        return self.first_time if first else self.usual
 
     def complaint(self, doing: str, seconds: float) -> str:
         """Why a rank counts as stalled."""

@@ -28,6 +28,8 @@ __all__ = ["Desk", "Program", "StageWork", "evaluation_program", "training_progr
 
 Call = Callable[[], None]
 Mark = Callable[[], Any]
+AfterForward = Callable[[int, Sequence[Any], Sequence[Any], bool], None]
+"""Is given the microbatch, the inputs, the outputs or the loss, and whether those are the loss."""
 
 
 class StageWork(Protocol):
@@ -99,6 +101,8 @@ class Program:
         How many calls come before the validation of the step before.
     desk
         Where they work.
+    ran
+        It has run to its end before, so whatever is compiled or loaded at first use is there.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -106,6 +110,7 @@ class Program:
     ops: list[Op] = field(default_factory=list)
     cut: int = 0
     desk: Desk = field(default_factory=lambda: Desk([], [], [], [], [], []))
+    ran: bool = False
 
 
 def empty_desk(lowered: Lowered, rank: int, microbatches: int) -> Desk:
@@ -136,6 +141,7 @@ def training_program(
     mark: Mark,
     device: torch.device,
     after_last_weight: Callable[[int], Call | None],
+    after_forward: Callable[[int], AfterForward | None],
 ) -> Program:
     """Make the functions of a training step.
 
@@ -163,6 +169,8 @@ def training_program(
         Of the rank.
     after_last_weight
         What to do once the gradients of a stage are complete, if anything.
+    after_forward
+        What to do after each forward of a stage, if anything.
     """
     desk = empty_desk(lowered, rank, microbatches)
     program = Program(desk=desk)
@@ -181,7 +189,8 @@ def training_program(
             finish = _loss(desk, key, loss_fn) if op.stage == last_stage else None
             split = (op.stage, key) not in fused
             behind = None if out is None else boundaries[out]
-            return _forward(desk, at, mark, stage, key, into, out, split=split, finish=finish, behind=behind)
+            look = after_forward(op.stage)
+            return _forward(desk, at, mark, stage, key, into, out, split=split, finish=finish, behind=behind, look=look)
         if op.kind is Kind.BACKWARD_WEIGHT:
             return _backward_weight(desk, at, mark, stage, key)
         run = stage.backward_input if op.kind is Kind.BACKWARD_INPUT else stage.backward
@@ -313,6 +322,7 @@ def _forward(
     split: bool,
     finish: Callable[[Any], Any] | None,
     behind: Boundary | None,
+    look: AfterForward | None,
 ) -> Call:
     letters, marks, run = desk.mail, desk.marks, stage.forward
     source, place = (desk.inputs, key) if into is None else (letters, into)
@@ -324,6 +334,8 @@ def _forward(
         marks[at] = mark()
         outputs = run(key, *inputs, split=split, finish=finish)
         marks[at + 1] = mark()
+        if look is not None:
+            look(key, inputs, outputs if finish is None else (desk.losses[key],), finish is not None)
         if behind is not None:
             behind.check(outputs, key)
             letters[out] = outputs  # type: ignore[index]

@@ -13,6 +13,7 @@ import torch
 from zbsolve.errors import RunError
 from zbsolve.executor.boundary import Boundary, described
 from zbsolve.executor.clock import Clock, clock_of
+from zbsolve.executor.finite import FiniteWatch, Mode
 from zbsolve.executor.optimizer import PostValidatedOptimizer, Validation
 from zbsolve.executor.program import Call, Program, StageWork, evaluation_program, training_program
 from zbsolve.executor.story import waiting_for
@@ -66,7 +67,7 @@ class Rank:
         Where they are.
     early
         How many operations each rank runs before it validates the step before.
-    microbatches, last_stage, loss_fn
+    microbatches, last_stage, loss_fn, nonfinite
         Of the pipeline.
     """
 
@@ -82,6 +83,7 @@ class Rank:
         microbatches: int,
         last_stage: int,
         loss_fn: Callable[..., torch.Tensor],
+        nonfinite: Mode = "warn",
     ) -> None:
         self.number = endpoint.rank
         self.endpoint = endpoint
@@ -91,6 +93,7 @@ class Rank:
         self.optimizer: PostValidatedOptimizer | None = None
         self.validations: deque[Validation] = deque(maxlen=KEPT_STEPS)
         self.alone = False
+        self.finite = FiniteWatch(nonfinite, device)
         self.around: list[Around] = []
         # device clocks tell differences only, so one mark is tied to the host's clock
         self.clock.settle()
@@ -122,6 +125,7 @@ class Rank:
             mark=self.clock.mark,
             device=device,
             after_last_weight=self._after_last_weight,
+            after_forward=self.finite.after_forward,
         )
         eval_boundaries = boundaries_of(forwards, self.number)
         self._eval_boundaries = eval_boundaries
@@ -172,6 +176,7 @@ class Rank:
         if optimizer is not None and update:
             self._guarded(optimizer.step_begin, "in its optimizer")
         losses = desk.losses.copy()
+        self.finite.end_step(self.steps)
         self.history.append((self.steps, desk.marks.copy(), desk.passing.copy()))
         self.steps += 1
         desk.inputs[:] = desk.targets[:] = desk.losses[:] = [None] * self._microbatches
@@ -200,6 +205,7 @@ class Rank:
             self.training.desk.scale = self.optimizer.loss_scale
 
     def _throw_away(self) -> None:
+        self.finite.forget()
         for stage in self.stages.values():
             stage.abandon()
         mail = self.training.desk.mail
@@ -246,6 +252,7 @@ class Rank:
         except BaseException as error:
             raise RankFailure(self._failure(program, error)) from error
         at[0] = -1
+        program.ran = program.ran or end is None
 
     def _failure(self, program: Program, error: BaseException) -> str:
         action = program.actions[self.at[0]]
@@ -276,22 +283,30 @@ class Rank:
 
     def doing(self) -> str:
         """What this rank is at, for a message."""
-        at, program = self.at[0], self.now
-        if at < 0 or program is None:
+        action = self._action()
+        if action is None:
             return f"rank {self.number} is {self._where}"
-        return waiting_for(program.actions[at], self.lowered, self.number)
+        return waiting_for(action, self.lowered, self.number)
 
     def computing(self) -> tuple[int, int] | None:
         """Step and place of the operation that runs now; None while waiting or between steps."""
+        at, action = self.at[0], self._action()
+        return None if action is None or action.message >= 0 else (self.steps, at)
+
+    def _action(self) -> Action | None:
+        """What runs now; asked by other threads, so place and program may be of different moments."""
         at, program = self.at[0], self.now
-        if at < 0 or program is None or program.actions[at].message >= 0:
-            return None
-        return self.steps, at
+        return program.actions[at] if program is not None and 0 <= at < len(program.actions) else None
+
+    def first_time(self) -> bool:
+        """The program under way has never run to its end."""
+        return self.now is not None and not self.now.ran
 
     def recover(self) -> None:
         """Drop everything in flight, as after a failure."""
         for stage in self.stages.values():
             stage.abandon()
+        self.finite.forget()
         self.at[0] = -1
         self._where = "between steps"
         for program in (self.training, self.evaluation):

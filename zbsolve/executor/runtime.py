@@ -14,15 +14,19 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.batch import cut_batch
+from zbsolve.executor.building import building, settings_shown, shapes_of, timetable_named
 from zbsolve.executor.crew import Crew
 from zbsolve.executor.feed import Feed
+from zbsolve.executor.finite import Mode, NonFinite
 from zbsolve.executor.optimizer import LossScale, Validation
 from zbsolve.executor.parallel import MeshPlace
 from zbsolve.executor.patience import Patience
@@ -31,7 +35,7 @@ from zbsolve.executor.replicas import ReplicaSum
 from zbsolve.executor.solo import Solo
 from zbsolve.executor.staging import Stages, default_transport, device_of, stages_of_ranks
 from zbsolve.executor.tracing import measured_rows, rows_of_all, trace_of
-from zbsolve.executor.transports import InProcess
+from zbsolve.executor.transports import Distributed, InProcess
 from zbsolve.executor.transports.protocol import Transport
 from zbsolve.executor.updating import MakeOptimizer, chain_of, early_forwards, optimizer_of
 from zbsolve.lowering import lower, verify
@@ -61,7 +65,8 @@ class Pipeline:
         ``loss_fn(output, target)`` gives one number.
     transport
         None for threads in this process, or, where `torch.distributed` is initialized or a launcher
-        such as ``torchrun`` started this process, for one rank a process.
+        started this process as one of several (`zbsolve.executor.launch` says how that is known), for
+        one rank a process.
     mesh
         A `DeviceMesh` with named dimensions instead of a transport: ``"pp"`` holds the ranks of the
         pipeline, ``"dp"`` replicas of it, whose gradients are averaged as `DistributedDataParallel`
@@ -79,9 +84,18 @@ class Pipeline:
         Limit of the global norm; None for no clipping.
     check_overflow, loss_scale, undo, snapshot_device, synchronous
         As of `zbsolve.executor.optimizer.PostValidatedOptimizer`.
+    nonfinite
+        What happens where a loss, or what passes between stages in a forward, is NaN or infinite:
+        ``"warn"`` names step, microbatches and the stage where it began (`nonfinite` lists them),
+        ``"raise"`` stops all ranks at the operation, ``"ignore"`` does not look.
     stall_s
-        Seconds that one operation may run before its rank counts as stalled. Default 8, or 20 times
-        the longest planned operation if that is more; 2 minutes in the first step.
+        Seconds that one operation may run before its rank counts as stalled. Default 6, or 20 times
+        the longest planned operation if that is more; 2 minutes until the first training step, or the
+        first evaluation, has ended, as kernels are compiled there. What is set here counts always.
+        Waiting for others, and everything between calls, is no operation.
+    away_s
+        Seconds that a rank may stay between calls (to load data or write a checkpoint) while another
+        process waits in a call that it has not made; default 300. Half of it, at most 10 s, brings a word on stderr.
 
     Raises
     ------
@@ -108,7 +122,9 @@ class Pipeline:
         undo: Literal["snapshot", "inverse"] = "snapshot",
         snapshot_device: torch.device | str | None = None,
         synchronous: bool = False,
+        nonfinite: Mode = "warn",
         stall_s: float | None = None,
+        away_s: float | None = None,
     ) -> None:
         self.timetable = timetable.timetable if isinstance(timetable, Solution) else timetable
         if not isinstance(self.timetable, Timetable):
@@ -144,54 +160,76 @@ class Pipeline:
                     else f"mesh's dimension 'pp' has {self.transport.ranks}"
                 )
             )
-        endpoints = self.transport.endpoints()
+        patience = Patience.of(self.timetable, stall_s, away_s)
         chain = chain_of(self.timetable)
         checked = optimizer is not None and (max_grad_norm is not None or check_overflow) and not synchronous
         early = early_forwards(self.timetable, chain) if checked else (0,) * placement.ranks
-        held = stages_of_ranks(stages, placement.stages, [placement.stages_of(e.rank) for e in endpoints])
-        self.ranks = tuple(
-            Rank(
-                endpoint,
-                lowered,
-                forwards,
-                works,
-                device_of(works, endpoint.rank),
-                early=early,
-                microbatches=self.problem.microbatches,
-                last_stage=placement.stages - 1,
-                loss_fn=loss_fn,
-            )
-            for endpoint, works in zip(endpoints, held, strict=True)
+        tag = self.transport.new_tag()
+        threads = isinstance(self.transport, InProcess)
+        settings = (
+            loss_reduction,
+            accumulation_steps,
+            optimizer is not None,
+            max_grad_norm,
+            check_overflow,
+            synchronous,
         )
-        self._sum_replicas()
-        if place is not None:
-            self._average_replicas(place)
-        for rank in self.ranks:
-            rank.alone = len(self.ranks) == 1
-            if optimizer is not None:
-                replicated = [s for s in rank.stages if len(placement.holders(s)) > 1]
-                rank.optimizer = optimizer_of(
-                    optimizer,
-                    rank.endpoint,
-                    rank.stages,
-                    chain,
-                    [s for s in replicated if placement.holders(s)[0] != rank.number],
-                    replicated,
-                    within_rank=None if place is None else place.agreed(rank.device),
-                    max_grad_norm=max_grad_norm,
-                    check_overflow=check_overflow,
-                    loss_scale=loss_scale,
-                    undo=undo,
-                    snapshot_device=snapshot_device,
-                    synchronous=synchronous,
+        named = {
+            "timetable": timetable_named(self.timetable, (lowered.rows, chain, early)),
+            "settings": settings_shown(settings),
+        }
+        with building(self.transport, named):
+            endpoints = self.transport.endpoints()
+            numbers = [placement.stages_of(e.rank) for e in endpoints]
+            held = stages_of_ranks(stages, placement.stages, numbers, threads=threads and transport is None)
+            self.ranks = tuple(
+                Rank(
+                    endpoint,
+                    lowered,
+                    forwards,
+                    works,
+                    device_of(works, endpoint.rank),
+                    early=early,
+                    microbatches=self.problem.microbatches,
+                    last_stage=placement.stages - 1,
+                    loss_fn=loss_fn,
+                    nonfinite=nonfinite,
                 )
-                rank.training.desk.scale = rank.optimizer.loss_scale
-        patience = Patience.of(self.timetable, stall_s)
+                for endpoint, works in zip(endpoints, held, strict=True)
+            )
+            self._sum_replicas()
+            if place is not None:
+                self._average_replicas(place)
+            for rank in self.ranks:
+                rank.alone = len(self.ranks) == 1
+                rank.finite.skips = optimizer is not None and check_overflow
+                if optimizer is not None:
+                    replicated = [s for s in rank.stages if len(placement.holders(s)) > 1]
+                    rank.optimizer = optimizer_of(
+                        optimizer,
+                        rank.endpoint,
+                        rank.stages,
+                        chain,
+                        [s for s in replicated if placement.holders(s)[0] != rank.number],
+                        replicated,
+                        tag,
+                        within_rank=None if place is None else place.agreed(rank.device),
+                        max_grad_norm=max_grad_norm,
+                        check_overflow=check_overflow,
+                        loss_scale=loss_scale,
+                        undo=undo,
+                        snapshot_device=snapshot_device,
+                        synchronous=synchronous,
+                    )
+                    rank.training.desk.scale = rank.optimizer.loss_scale
         self._crew: Crew | Solo = (
-            Crew(self.ranks, self.transport, patience)
+            Crew(self.ranks, self.transport, patience, tag)
             if isinstance(self.transport, InProcess)
             else Solo(self.ranks[0], self.transport, patience)
         )
+        if transport is None and isinstance(self.transport, Distributed):
+            # the end of the process has words of its own
+            weakref.finalize(self, self.transport.drop).atexit = False
 
     def _sum_replicas(self) -> None:
         placement = self.problem.placement
@@ -211,7 +249,13 @@ class Pipeline:
             rank.around += place.means(modules, late=shared, same=same)
 
     def close(self) -> None:
-        """Let go of all connections; the pipeline cannot be used any more."""
+        """Let go of all connections; the pipeline cannot be used any more.
+
+        Raises
+        ------
+        RunError
+            If another rank has failed meanwhile, or waits for this one in a call that it has not made.
+        """
         self.transport.close()
 
     def __enter__(self) -> Pipeline:
@@ -223,7 +267,7 @@ class Pipeline:
             for rank in self.ranks:
                 rank.endpoint.failed(f"{type(error).__name__}: {error}")
             self.transport.abort()
-        self.close()
+        self.transport.close(quietly=error is not None)
 
     def step(self, batch: Any = None, target: Any = None) -> torch.Tensor | None:
         """Train on one batch.
@@ -269,10 +313,11 @@ class Pipeline:
         def work(rank: Rank) -> list[Any]:
             made = []
             for batch, target in feed.reader():
-                inputs, targets = self._cut(rank, batch, target)
-                update = (rank.steps + 1) % self._accumulation == 0
-                losses = rank.step(inputs, targets, divisor=divisor, update=update)
-                made.append(self._shared(rank, [None if loss is None else (loss,) for loss in losses]))
+                with self._crew.call("step", **self._given(rank, batch, target)):
+                    inputs, targets = self._cut(rank, batch, target)
+                    update = (rank.steps + 1) % self._accumulation == 0
+                    losses = rank.step(inputs, targets, divisor=divisor, update=update)
+                    made.append(self._shared(rank, [None if loss is None else (loss,) for loss in losses]))
             return made
 
         return [self._reduced(self._merged(per_rank)) for per_rank in zip(*self._crew.run(work), strict=True)]
@@ -286,9 +331,10 @@ class Pipeline:
         """
 
         def work(rank: Rank) -> list[Any]:
-            rank.validate()
-            inputs, _ = self._cut(rank, batch, None, training=False)
-            return self._shared(rank, rank.evaluate(inputs))
+            with self._crew.call("eval", **self._given(rank, batch)):
+                rank.validate()
+                inputs, _ = self._cut(rank, batch, None, training=False)
+                return self._shared(rank, rank.evaluate(inputs))
 
         outputs = self._merged(self._crew.run(work))
         if outputs is None:
@@ -309,7 +355,8 @@ class Pipeline:
         rows, error = [measured_rows(rank) for rank in self.ranks], 0
         if len(self.ranks) < self.problem.placement.ranks:
             widths = [2 * len(row) + 3 * len(self._messages) for row in self.timetable.rows]
-            ((rows, error),) = self._crew.run(lambda rank: rows_of_all(rank, widths))
+            with self._crew.call("trace"):
+                ((rows, error),) = self._crew.run(lambda rank: rows_of_all(rank, widths))
         ops = [[timed.op for timed in row] for row in self.timetable.rows]
         peaks = [None] * len(ops) if len(self.ranks) < len(ops) else [_peak(rank) for rank in self.ranks]
         return trace_of(self.problem, ops, self._messages, rows, error, peaks)
@@ -319,7 +366,12 @@ class Pipeline:
 
         `eval`, `state_dict` and `load_state_dict` do it by themselves.
         """
-        self._crew.run(lambda rank: rank.validate())
+        talks = any(rank.optimizer is not None and rank.optimizer.unsettled for rank in self.ranks)
+        # where no message is needed a rank may do it alone
+        with self._crew.call("flush") if talks else nullcontext():
+            self._crew.run(lambda rank: rank.validate())
+        for rank in self.ranks:
+            rank.finite.settle()
 
     @property
     def optimizers(self) -> dict[int, torch.optim.Optimizer]:
@@ -330,6 +382,13 @@ class Pipeline:
     def validations(self) -> tuple[Validation, ...]:
         """What became of the steps so far (the last 256), as a rank of this process has heard."""
         return tuple(self.ranks[0].validations)
+
+    @property
+    def nonfinite(self) -> tuple[NonFinite, ...]:
+        """Losses and first values that were not finite, on the ranks of this process (the last 256)."""
+        for rank in self.ranks:
+            rank.finite.settle()
+        return tuple(sorted((one for rank in self.ranks for one in rank.finite.found), key=lambda one: one.step))
 
     def zero_grad(self) -> None:
         """Drop the gradients of this process's ranks."""
@@ -360,7 +419,8 @@ class Pipeline:
         InvalidInput
             If it is of other ranks, stages or optimizers.
         """
-        self.flush()
+        if not self._crew.torn:
+            self.flush()
         for rank in self.ranks:
             stages, optimizer = state["stages"].get(rank.number), state["optimizers"].get(rank.number)
             if stages is None or set(stages) != set(rank.stages):
@@ -373,9 +433,20 @@ class Pipeline:
             for s, work in rank.stages.items():
                 work.module.load_state_dict(state["stages"][rank.number][s])
             if rank.optimizer is not None:
+                rank.optimizer.forget()
                 rank.optimizer.load_state_dict(state["optimizers"][rank.number])
                 rank.training.desk.scale = rank.optimizer.loss_scale
             rank.steps = int(state["steps"])
+        self._crew.restored()
+
+    def _given(self, rank: Rank, batch: Any, target: Any = None) -> dict[str, str]:
+        """What must be the same wherever it is given: shapes, where several ranks hold the first or the last stage."""
+        found = {}
+        if rank.has_first and batch is not None:
+            found["batch"] = shapes_of(batch)
+        if rank.has_last and target is not None:
+            found["target"] = shapes_of(target)
+        return found
 
     def _cut(self, rank: Rank, batch: Any, target: Any, *, training: bool = True) -> tuple[list[Any], list[Any]]:
         count = self.problem.microbatches

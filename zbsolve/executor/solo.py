@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from zbsolve.errors import InvalidInput, RunError
@@ -26,17 +26,41 @@ class Solo:
     transport
         Its connections.
     patience
-        How long an operation may take.
+        How long an operation may take, and a rank stay between calls.
     """
 
     def __init__(self, rank: Rank, transport: Transport, patience: Patience) -> None:
         self._rank = rank
         self._transport = transport
         self._patience = patience
+        self.away_s = patience.away
+        self._kind = ""
         self._seen: tuple[tuple[int, int] | None, float] = None, 0.0
         self._health = transport.health if isinstance(transport, Distributed) else None
-        if self._health is not None:
-            self._health.attend(rank.doing, self._complaint)
+        # several pipelines may share the connections, and a call of one is no call of another
+        number = 1 if self._health is None else self._health.pipelines
+        self._name = f" of pipeline {number}" if number > 1 else ""
+
+    @contextmanager
+    def call(self, kind: str, **same: str) -> Iterator[None]:
+        """Around each call that needs all ranks; with what must be the same on all that say it.
+
+        Raises
+        ------
+        RunError
+            If some rank has failed before.
+        """
+        if self._health is None:
+            yield
+            return
+        with self._health.call({"kind": kind + self._name, **same}, self):
+            self._kind = kind
+            yield
+
+    torn = False
+
+    def restored(self) -> None:
+        """Everything has been put back to one state."""
 
     def run(self, work: Callable[[Rank], Any]) -> list[Any]:
         """Run ``work(rank)`` here.
@@ -49,10 +73,7 @@ class Solo:
         cause = self._rank.endpoint.cause()
         if cause is not None:
             raise RunError(f"{failed(*cause)}; the pipeline cannot go on")
-        if self._health is None:
-            return [self._guarded(work)]
-        with self._health.working():
-            return [self._guarded(work)]
+        return [self._guarded(work)]
 
     def _guarded(self, work: Callable[[Rank], Any]) -> Any:
         rank = self._rank
@@ -89,12 +110,21 @@ class Solo:
             return None
         return self._health.cause() if isinstance(self._health.stopped(None, error), Stopped) else None
 
-    def _complaint(self) -> str | None:
-        """Asked by the watch: whether the operation that runs now runs for too long."""
-        at, now = self._rank.computing(), time.monotonic()
+    def doing(self) -> str:
+        """What the rank is at, in words."""
+        doing, idle = self._rank.doing(), f"rank {self._rank.number} is between steps"
+        return f"rank {self._rank.number} is in its call of {self._kind}" if doing == idle else doing
+
+    def busy(self) -> bool:
+        """It runs an operation."""
+        return self._rank.computing() is not None
+
+    def complaint(self, now: float) -> str | None:
+        """Whether the operation that runs now runs for too long."""
+        at = self._rank.computing()
         if self._seen[0] != at:
             self._seen = at, now
         seconds = now - self._seen[1]
-        if at is not None and seconds > self._patience.seconds(first=self._rank.steps == 0):
+        if at is not None and seconds > self._patience.seconds(first=self._rank.first_time()):
             return self._patience.complaint(self._rank.doing(), seconds)
         return None

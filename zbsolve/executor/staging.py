@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.errors import InvalidInput
+from zbsolve.executor.launch import launched
 from zbsolve.executor.program import StageWork
 from zbsolve.executor.split import SplitStage
 from zbsolve.executor.transports import Distributed, InProcess
@@ -21,29 +22,77 @@ Stage = torch.nn.Module | StageWork
 Stages = Sequence[Stage] | Mapping[int, Stage]
 
 
-def default_transport(ranks: int) -> Transport:
-    """Threads, unless this process was started as one of several."""
+def default_transport(ranks: int, variables: Mapping[str, str] | None = None) -> Transport:
+    """Threads, unless this process was started as one of several (`zbsolve.executor.launch`).
+
+    Raises
+    ------
+    InvalidInput
+        If it is one of several but cannot find the others, or if they are not as many as the ranks.
+    """
     if not dist.is_available():
         return InProcess(ranks)
-    if not dist.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
-        dist.init_process_group()
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        return Distributed()
-    return InProcess(ranks)
+    source = "torch.distributed"
+    if not dist.is_initialized():
+        launch = launched(os.environ if variables is None else variables)
+        if launch is None:
+            return InProcess(ranks)
+        source = launch.source
+        _refuse_other_count(ranks, launch.world, source)
+        dist.init_process_group(init_method="env://", rank=launch.rank, world_size=launch.world)
+    if dist.get_world_size() == 1:
+        return InProcess(ranks)
+    _refuse_other_count(ranks, dist.get_world_size(), source)
+    return Distributed()
 
 
-def stages_of_ranks(stages: Stages, count: int, wanted: Sequence[Sequence[int]]) -> list[dict[int, StageWork]]:
-    """The stages of each rank of this process; a module that several hold is copied for all but the first."""
+def _refuse_other_count(ranks: int, processes: int, source: str) -> None:
+    if processes != ranks:
+        raise InvalidInput(
+            f"the timetable is for {ranks} ranks, but there are {processes} processes ({source}): start {ranks}, give "
+            "transport=Distributed(group) with those that take part, a mesh where there are replicas, or "
+            "transport=InProcess(ranks) for threads"
+        )
+
+
+def stages_of_ranks(
+    stages: Stages, count: int, wanted: Sequence[Sequence[int]], *, threads: bool
+) -> list[dict[int, StageWork]]:
+    """The stages of each rank of this process; a module that several hold is copied for all but the first.
+
+    Parameters
+    ----------
+    stages
+        All of them in order, or some by number.
+    count
+        How many the timetable has.
+    wanted
+        The numbers of the stages of each rank of this process.
+    threads
+        This process runs all ranks; told where stages are missing.
+    """
     given = dict(stages) if isinstance(stages, Mapping) else dict(enumerate(stages))
     if not isinstance(stages, Mapping) and len(given) != count:
         raise InvalidInput(f"the timetable has {count} stages, but {len(given)} modules were given")
+    foreign = [number for number in given if not isinstance(number, int) or not 0 <= number < count]
+    if foreign:
+        raise InvalidInput(f"modules were given for stages {foreign}, but the timetable has stages 0 to {count - 1}")
+    hint = (
+        ": all ranks run as threads of this process, as nothing says that it is one of several. For a process a rank "
+        "start it with torchrun, set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or call "
+        "torch.distributed.init_process_group first"
+        if threads
+        else ""
+    )
     taken: set[int] = set()
     held = []
     for numbers in wanted:
         mine: dict[int, StageWork] = {}
         for number in numbers:
             if number not in given:
-                raise InvalidInput(f"the module of stage {number} is missing; this process was given {sorted(given)}")
+                raise InvalidInput(
+                    f"the module of stage {number} is missing; this process was given {sorted(given)}{hint}"
+                )
             stage = given[number]
             if isinstance(stage, torch.nn.Module):
                 module = copy.deepcopy(stage) if number in taken else stage

@@ -26,10 +26,9 @@ from zbsolve.lowering import Do, Lowered
 from zbsolve.ops import Kind, Op
 from zbsolve.timetable import Timetable
 
-__all__ = ["Neighbours", "WarmUp", "chain_of", "early_forwards", "optimizer_of"]
+__all__ = ["Neighbours", "WarmUp", "chain_of", "early_forwards", "optimizer_of", "settle_together"]
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-_TAG = 1 << 20
 
 
 def chain_of(timetable: Timetable) -> tuple[int, ...]:
@@ -66,6 +65,7 @@ def optimizer_of(
     chain: Sequence[int],
     counted_elsewhere: Sequence[int],
     replicated: Sequence[int],
+    tag: int,
     **rules: object,
 ) -> PostValidatedOptimizer:
     """The optimizer of a rank's parameters, with its place in the chain."""
@@ -87,10 +87,29 @@ def optimizer_of(
         optimizer,
         rank=position,
         ranks=len(chain),
-        channel=Neighbours(endpoint, chain),
+        channel=Neighbours(endpoint, chain, tag),
         replicas=replicas,
         **rules,  # type: ignore[arg-type]
     )
+
+
+def settle_together(optimizers: Sequence[PostValidatedOptimizer]) -> bool:
+    """After a failure, with all ranks at hand: validate what waits, so that all have made the same updates.
+
+    Returns
+    -------
+    False if they have not: some had begun an update that others have not.
+    """
+    if len({optimizer.begun for optimizer in optimizers}) > 1 or any(o.under_way for o in optimizers):
+        return False
+    step = optimizers[0].begun - 1 if optimizers else -1
+    told = next((o.full for o in optimizers if o.full is not None and o.full.step == step), None)
+    for optimizer in optimizers:
+        if optimizer.unsettled and told is None:
+            return False
+        if optimizer.pending and told is not None:
+            optimizer.settle(told)
+    return True
 
 
 class Neighbours:
@@ -102,20 +121,24 @@ class Neighbours:
         Of the rank.
     chain
         The rank at each position.
+    tag
+        What the states are told under. It is the pipeline's own: a full state waits from one step to the
+        next, and another pipeline on the same transport must not take it for its own.
     """
 
-    def __init__(self, endpoint: Endpoint, chain: Sequence[int]) -> None:
+    def __init__(self, endpoint: Endpoint, chain: Sequence[int], tag: int) -> None:
         self._endpoint = endpoint
         self._chain = chain
+        self._tag = tag
         self._like = [torch.zeros(5, dtype=torch.float64)]
 
     def send(self, to: int, words: Words) -> None:
         """Hand five numbers to a neighbouring position and return at once."""
-        self._endpoint.tell(self._chain[to], [torch.tensor(words, dtype=torch.float64)], _TAG)
+        self._endpoint.tell(self._chain[to], [torch.tensor(words, dtype=torch.float64)], self._tag)
 
     def receive(self, source: int) -> Words:
         """Wait for the next five numbers from a neighbouring position."""
-        (words,) = self._endpoint.hear(self._chain[source], self._like, _TAG)
+        (words,) = self._endpoint.hear(self._chain[source], self._like, self._tag)
         return tuple(words.tolist())
 
 

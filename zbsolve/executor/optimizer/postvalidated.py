@@ -128,6 +128,8 @@ class PostValidatedOptimizer:
         self._keep = keep_gradients
         self._step = 0
         self._pending: _Pending | None = None
+        self._full: State | None = None
+        self._under_way = False
         if self._inverse:
             refuse_unless_invertible(optimizer)
             if replicas:
@@ -140,6 +142,43 @@ class PostValidatedOptimizer:
     def pending(self) -> bool:
         """A step waits for its validation."""
         return self._pending is not None
+
+    @property
+    def unsettled(self) -> bool:
+        """A step waits for its validation, and that takes a message; the same on every rank between iterations."""
+        return self.pending and not (self.rule.off or self._synchronous or self._ranks == 1)
+
+    @property
+    def begun(self) -> int:
+        """How many steps have begun."""
+        return self._step
+
+    def settle(self, full: State) -> None:
+        """Validate the step that waits, by a full state that another rank was told: no message is needed.
+
+        Parameters
+        ----------
+        full
+            Of that step.
+        """
+        pending = self._pending
+        if pending is not None and pending.done is None:
+            self._resolve(pending, full)
+        self._pending = None
+
+    def forget(self) -> None:
+        """Drop a step that waits for its validation, as before `load_state_dict` puts everything back."""
+        self._pending, self._full, self._under_way = None, None, False
+
+    @property
+    def under_way(self) -> bool:
+        """Inside `step_begin`; after a failure, that it did not come to its end."""
+        return self._under_way
+
+    @property
+    def full(self) -> State | None:
+        """The last full state that this rank has heard."""
+        return self._full
 
     @property
     def loss_scale(self) -> float:
@@ -160,8 +199,12 @@ class PostValidatedOptimizer:
             raise RunError(
                 f"rank {self._rank}: step {self._step - 1} was not validated; call validate() before step_begin()"
             )
+        self._under_way = True
+        self._begin(self._step)
+        self._under_way = False
+
+    def _begin(self, number: int) -> None:
         parameters = parameters_of(self.optimizer)
-        number = self._step
         if self.rule.off:
             self.optimizer.step()
             self._begun(_Pending(number, done=self._validation(number, None, Verdict.KEPT)))
@@ -261,6 +304,7 @@ class PostValidatedOptimizer:
         if self._scale is not None:
             self._scale = self._scale.loaded(scale)
         self._step = int(state["step"])
+        self._full = None
 
     def _refuse_pending(self, call: str) -> None:
         if self._pending is not None:
@@ -291,6 +335,7 @@ class PostValidatedOptimizer:
 
     def _decided(self, pending: _Pending, full: State) -> None:
         """The full state is known while the gradients are still in place: no undo, no repair."""
+        self._full = full
         verdict = self.rule.verdict(full)
         apply_verdict(self.optimizer, verdict, full, self.rule)
         pending.done = self._validation(pending.step, full, verdict)
@@ -304,6 +349,7 @@ class PostValidatedOptimizer:
         return full
 
     def _resolve(self, pending: _Pending, full: State) -> None:
+        self._full = full
         verdict = self.rule.verdict(full)
         changed = self._rank in self._wrong(full, verdict)
         error = self._repair(pending, full, verdict) if changed else None

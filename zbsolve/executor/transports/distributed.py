@@ -19,6 +19,7 @@ import gc
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.boundary import Boundary, TensorSpec
 from zbsolve.executor.transports.health import Health
-from zbsolve.executor.transports.protocol import Endpoint, Mail, Tensors
+from zbsolve.executor.transports.protocol import OWN_TAGS, Endpoint, Mail, Tensors
 from zbsolve.lowering import Lowered, Message
 
 __all__ = ["Distributed"]
@@ -45,7 +46,7 @@ class Distributed:
         The ranks of the pipeline, in order; None for all. Several pipelines side by side (data
         parallelism) have a group each.
     timeout
-        How long a rank may wait for a message of one that is alive and well.
+        How long a rank may wait for a message of one that is alive and well, and for others to make their pipelines.
     everyone
         Processes whose failure stops this pipeline, its own among them; None for those of the group.
         Every one of them makes a `Distributed` with the same, and closing waits for all.
@@ -64,9 +65,7 @@ class Distributed:
         everyone: Sequence[int] | None = None,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
-            raise InvalidInput(
-                "torch.distributed is not initialized; call torch.distributed.init_process_group, or use torchrun"
-            )
+            raise InvalidInput("torch.distributed is not initialized; call torch.distributed.init_process_group first")
         self.members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         if dist.get_rank() not in self.members:
             raise InvalidInput(f"process {dist.get_rank()} is not among the pipeline's processes {self.members}")
@@ -74,12 +73,17 @@ class Distributed:
         self.rank = self.members.index(dist.get_rank())
         self._timeout = timeout
         self._groups: dict[tuple[int, int, str], Any] = {}
-        self.health = Health(self.rank, self.ranks, self.members, everyone)
+        self.health = Health(self.rank, self.members, everyone, longest_s=timeout.total_seconds())
+        self._tags = count(OWN_TAGS)
         self._endpoint = _Endpoint(self)
 
     def endpoints(self) -> Sequence[Endpoint]:
         """That of this process's rank."""
         return [self._endpoint]
+
+    def new_tag(self) -> int:
+        """A tag that nothing else on this transport has."""
+        return next(self._tags)
 
     def connect(
         self, edges: Sequence[tuple[int, int]], purpose: str, backend: str, device: torch.device | None = None
@@ -104,11 +108,11 @@ class Distributed:
             return dist.ProcessGroupNCCL(store, place, 2, options)
         return dist.ProcessGroupGloo(store, place, 2, self._timeout)
 
-    def line(self, sender: int, receiver: int, purpose: str) -> _Line:
-        """The end of an edge on this rank."""
+    def line(self, sender: int, receiver: int, purpose: str, tag: int = 0) -> _Line:
+        """The end of an edge on this rank; a tag of its own keeps apart what gloo must not take for something else."""
         group = self._groups[sender, receiver, purpose]
         sending = self.rank == sender
-        return _Line(group, 1 if sending else 0, receiver if sending else sender, self.health)
+        return _Line(group, 1 if sending else 0, receiver if sending else sender, self.health, tag)
 
     def abort(self) -> None:
         """Close all connections, so that every rank that waits for this one wakes up."""
@@ -120,36 +124,44 @@ class Distributed:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def close(self) -> None:
-        """Say goodbye and close all connections."""
-        self.health.close()
-        self._endpoint.drop()
-        self._close_groups()
+    def close(self, *, quietly: bool = False) -> None:
+        """Say goodbye and close all connections; parameters and errors as of `Health.close`."""
+        try:
+            self.health.close(quietly=quietly)
+        finally:
+            self._endpoint.drop()
+            self._close_groups()
+
+    def drop(self) -> None:
+        """Say that this rank makes no more calls, and wait for nobody."""
+        self.health.drop()
 
     def _close_groups(self) -> None:
         # a connection closes when the last reference to it is gone
-        self._groups.clear()
-        gc.collect()
+        if self._groups:
+            self._groups.clear()
+            gc.collect()
 
 
 class _Line:
     """One direction between two ranks; messages stay in order."""
 
-    def __init__(self, group: Any, peer: int, other: int, health: Health) -> None:
+    def __init__(self, group: Any, peer: int, other: int, health: Health, tag: int) -> None:
         self._group = group
         self._peer = peer
         self._other = other
         self._health = health
+        self._tag = tag
 
     def send(self, tensor: torch.Tensor, tag: int = 0) -> Any:
         try:
-            return self._group.send([tensor], self._peer, tag)
+            return self._group.send([tensor], self._peer, tag or self._tag)
         except RuntimeError as error:
             raise self._health.stopped(self._other, error) from error
 
     def receive(self, tensor: torch.Tensor, tag: int = 0) -> Any:
         try:
-            return self._group.recv([tensor], self._peer, tag)
+            return self._group.recv([tensor], self._peer, tag or self._tag)
         except RuntimeError as error:
             raise self._health.stopped(self._other, error) from error
 
@@ -267,6 +279,8 @@ class _Mail:
         staged: bool,
     ) -> None:
         self._transport = transport
+        # a rank that evaluates while its neighbour steps would take in tensors of another size, which ends the process
+        self._tag = transport.new_tag()
         self._messages = lowered.messages
         self._boundaries = boundaries
         self._device = device
@@ -288,7 +302,7 @@ class _Mail:
     def _line(self, message: Message) -> _Line:
         edge = message.sender, message.receiver
         if edge not in self._lines:
-            self._lines[edge] = self._transport.line(*edge, "messages")
+            self._lines[edge] = self._transport.line(*edge, "messages", self._tag)
         return self._lines[edge]
 
     def _gradient_specs(self, boundary: Boundary) -> tuple[TensorSpec, ...]:

@@ -1,16 +1,20 @@
-"""Ranks in different processes tell each other that they are alive, and why one is not.
+"""Ranks in different processes tell each other that they are alive, what they are at, and why one fails.
 
 Everything goes through the store that `torch.distributed` was started with::
 
-    beat/P      grows every second while process P lives, whatever its main thread does
+    beat/P      changes twice a second while process P lives, whatever its main thread does: a count, and
+                where its calls stand (`calls.Standing`)
     failed      the first failure of all: process and what happened
 
 Pipelines side by side share one story: a process looks at those of its own pipeline and at the next
 of all (so whoever dies, someone alive sees it), and stops whichever pipeline the failure is in.
 
-A thread in every process writes its beat and looks at the others'. When it sees a failure, its own
-main thread may be blocked inside a library that cannot be interrupted; it is given a moment to
-notice (its neighbours close their connections), then the process ends with exit code 1.
+When a failure is known, the main thread may be blocked inside a library that cannot be interrupted; it
+is given a moment to notice (its neighbours close their connections), then the process ends with exit
+code 1. No step of this outlasts `PROMISE_S` (`tests/executor/test_health.py` adds them up)::
+
+    an operation is too long         LEAST_STALL_S   CLOCK_S   ASK_S   GRACE_S   LAST_WORDS_S
+    a process is silent              ASK_S   SILENT_S   ASK_S  ASK_S   GRACE_S   LAST_WORDS_S
 """
 
 from __future__ import annotations
@@ -22,24 +26,47 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from zbsolve.errors import RunError
+from zbsolve.executor.story import blamed, failed
+from zbsolve.executor.transports.calls import Call, CallLog, CallWatch, Standing
+from zbsolve.executor.transports.leaving import at_exit
 from zbsolve.executor.transports.protocol import Stopped
+from zbsolve.executor.transports.watch import Watch
 
-__all__ = ["Health"]
+__all__ = ["Attendant", "Health"]
 
-_BEAT_S = 0.5
-_SILENT_S = 5.0
+PROMISE_S = 10.0
+SILENT_S = 5.0
 _SUSPECT_SILENT_S = 2.0
-_GRACE_S = 1.5
-_LAST_WORDS_S = 0.5
+GRACE_S = 1.0
+LAST_WORDS_S = 0.25
 _GOODBYE_S = 30.0
-_GONE = "gone"
+_MISSES = 3
+_NO_ONE = -1
 
 _made: Counter[tuple[int, ...]] = Counter()
+_watch = Watch()
+
+
+class Attendant(Protocol):
+    """Whoever makes the calls of this rank, and knows what it is at."""
+
+    away_s: float
+
+    def doing(self) -> str:
+        """What the rank is at, in words."""
+
+    def busy(self) -> bool:
+        """It runs an operation, so it waits for nobody."""
+
+    def complaint(self, now: float) -> str | None:
+        """What is wrong with it, if anything."""
 
 
 class Health:
@@ -47,76 +74,142 @@ class Health:
 
     Parameters
     ----------
-    rank, ranks
-        This one's, and how many there are.
+    rank
+        This one's.
     members
-        Their ranks in `torch.distributed`.
+        The processes of all ranks, by their numbers in `torch.distributed`.
     everyone
         Those of all whose failure stops this pipeline; None for its members alone.
+    longest_s
+        How long connections may take to be made.
+    store, watch, leave
+        The store; what looks after this; how to end the process. Tests have their own.
     """
 
-    def __init__(self, rank: int, ranks: int, members: Sequence[int], everyone: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        members: Sequence[int],
+        everyone: Sequence[int] | None = None,
+        *,
+        longest_s: float = 1800.0,
+        store: Any = None,
+        watch: Watch | None = None,
+        leave: Callable[[str], None] | None = None,
+    ) -> None:
         self._members = tuple(members)
         self._everyone = tuple(members if everyone is None else everyone)
-        # all processes make their pipelines in the same order, so these counts agree
-        _made[self._everyone] += 1
         self.rank = rank
-        self.ranks = ranks
+        self._pid = os.getpid()
         self._process = self._members[rank]
         after = self._everyone[(self._everyone.index(self._process) + 1) % len(self._everyone)]
         self._watched = sorted({*self._members, after} - {self._process})
-        name = f"zbsolve/{_named(self._everyone)}/{_made[self._everyone]}"
-        store: Any = dist.distributed_c10d._get_default_store()
-        # a client of its own: the main thread may hold the other while it waits
+        self._watch = _watch if watch is None else watch
+        self._leave = _end_process if leave is None else leave
+        if store is None:
+            # all processes make their pipelines in the same order, so these counts agree
+            _made[self._everyone] += 1
+            store = dist.distributed_c10d._get_default_store()
+        own = store
+        # a client of its own: the main thread holds the other while it waits for a connection
         with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
-            store = store.clone()
-        self._common: Any = dist.distributed_c10d.PrefixStore(name, store)
-        self.store: Any = dist.distributed_c10d.PrefixStore(f"pipeline/{_named(self._members)}", self._common)
+            own = store.clone()
+        prefix = dist.distributed_c10d.PrefixStore
+        name = f"zbsolve/{_named(self._everyone)}/{_made[self._everyone]}"
+        self._common: Any = prefix(name, own)
+        self.store: Any = prefix(f"{name}/pipeline/{_named(self._members)}", store)
+        self.log = CallLog()
+        self._calls = CallWatch(self._called(self._process), self.log)
+        self.longest_s = longest_s
         self._suspects: set[int] = set()
-        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._seen: dict[int, tuple[int, float]] = {}
+        self._standings: dict[int, Standing] = {}
         self._cause: tuple[int, str] | None = None
+        self._to_tell: tuple[int, str] | None = None
+        self._known_since: float | None = None
+        self._told = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._running = False
-        self._doing: Callable[[], str] = lambda: f"rank {rank}"
-        self._complaint: Callable[[], str | None] = lambda: None
+        self._attendant: Attendant | None = None
+        self._closing = False
         self._beats = 0
-        self._all_began = ranks == 1
+        self._exchanges = 0
+        self.pipelines = 0
+        self._misses = 0
+        self._all_began = not self._watched
         # before anyone connects to this rank, so that whoever knows it can see it die
-        self._common.set(f"beat/{self._process}", "0")
-        self._thread = threading.Thread(target=self._watch, name=f"zbsolve watch {rank}", daemon=True)
-        self._thread.start()
-
-    def attend(self, doing: Callable[[], str], complaint: Callable[[], str | None]) -> None:
-        """Tell how to see what this rank is at, and what is wrong with it, if anything."""
-        self._doing, self._complaint = doing, complaint
+        self._publish()
+        self._watch.add(self)
+        self._forget = at_exit(self, Health._process_ends)
 
     @contextlib.contextmanager
-    def working(self) -> Any:
-        """While this rank runs a step: a failure elsewhere ends this process if it does not end the step."""
-        self._running = True
+    def call(self, call: Call, attendant: Attendant) -> Iterator[None]:
+        """While this rank makes a call: a failure elsewhere ends this process if it does not end the call.
+
+        Raises
+        ------
+        RunError
+            If some rank has failed before.
+        """
+        if self._cause is not None:
+            self._told = True
+            raise RunError(f"{failed(*self._cause)}; the pipeline cannot go on")
+        self._attendant = attendant
+        self.log.begin(call)
         try:
             yield
         finally:
-            self._running = False
+            self.log.end()
+            self._attendant = None
+
+    def exchanged(self, text: str) -> list[str]:
+        """What all ranks of this pipeline say, by rank; waits for all to say it.
+
+        Raises
+        ------
+        RunError
+            If some rank fails instead.
+        """
+        self._exchanges += 1
+        keys = [f"said/{self._exchanges}/{process}" for process in self._members]
+        self.store.set(keys[self.rank], text)
+        while not self.store.check(keys):
+            if self._cause is not None:
+                self._told = True
+                raise RunError(failed(*self._cause))
+            time.sleep(0.01)
+        return [self.store.get(key).decode() for key in keys]
 
     def report(self, message: str) -> None:
         """Make known that this rank has failed; kept if it is the first."""
+        self._told = True
         self._note(self._process, message)
+        with contextlib.suppress(Exception):
+            self._publish_failure()
 
     def _note(self, process: int, message: str) -> None:
+        """Take down a failure, to be published at once."""
         with self._lock:
             if self._cause is None:
                 self._cause = self._seen_from_here(process, message)
-        with contextlib.suppress(Exception):
-            text = json.dumps([process, message])
-            first = self._common.compare_set("failed", "", text)
-            self._cause = self._seen_from_here(*json.loads(first))
+                self._to_tell = process, message
+        self._watch.hurry()
+
+    def _publish_failure(self) -> None:
+        """The first to be published is the cause for all."""
+        to_tell = self._to_tell
+        if to_tell is None:
+            return
+        first = self._common.compare_set("failed", "", json.dumps(to_tell))
+        self._to_tell = None
+        self._cause = self._seen_from_here(*json.loads(first))
 
     def _seen_from_here(self, process: int, message: str) -> tuple[int, str]:
-        """The rank in this pipeline; -1 and words that say who it was for a process of another one."""
+        """The rank in this pipeline; -1 and words that say who it was for a process of another one, or for nobody."""
         if process in self._members:
             return self._members.index(process), message
+        if process == _NO_ONE:
+            return -1, message
         return -1, f"process {process}, of another replica or group, failed: {message}"
 
     def cause(self) -> tuple[int, str] | None:
@@ -129,68 +222,187 @@ class Health:
             self._suspects.update(self._watched)
         else:
             self._suspects.add(self._members[peer])
-        deadline = time.monotonic() + _SILENT_S
+        deadline = time.monotonic() + SILENT_S
         while self._cause is None and time.monotonic() < deadline:
-            time.sleep(_BEAT_S / 10)
+            time.sleep(0.05)
         if self._cause is None:
             return error
+        self._told = True
         return Stopped()
 
-    def close(self) -> None:
-        """Leave in good order: once every rank is here, or some rank has failed, or that takes too long."""
+    def close(self, *, quietly: bool = False) -> None:
+        """Leave in good order: once every rank is here, or some rank has failed, or that takes too long.
+
+        Parameters
+        ----------
+        quietly
+            Say nothing of a failure, as this rank has its own to tell.
+
+        Raises
+        ------
+        RunError
+            If another rank has failed, or needs this one, and this rank has not been told yet.
+        """
         if self._ended.is_set():
             return
+        self.log.leave("has closed the pipeline")
+        self._closing = True
         with contextlib.suppress(Exception):
+            self._publish()
             self._common.set(f"done/{self._process}", "1")
             keys = [f"done/{process}" for process in self._everyone]
             deadline = time.monotonic() + _GOODBYE_S
-            while self._cause is None and not self._common.check(keys) and time.monotonic() < deadline:
-                time.sleep(_BEAT_S / 50)
-        self._ended.set()
-        self._thread.join(2 * _BEAT_S)
+            while self._cause is None and not self._common.check(keys):
+                if time.monotonic() > deadline and not any(s.inside for s in self._standings.values()):
+                    break
+                time.sleep(0.01)
+        self._end()
+        if self._cause is not None and not self._told and not quietly:
+            raise RunError(f"while this rank closed the pipeline: {failed(*self._cause)}")
+
+    def drop(self) -> None:
+        """Leave without waiting: nobody uses the pipeline of this rank any more."""
+        # a forked worker of a data loader drops only its copy
+        if not self._ended.is_set() and os.getpid() == self._pid:
+            self.log.leave("has dropped its pipeline")
+            with contextlib.suppress(Exception):
+                self._publish()
+            self._end()
+
+    def _process_ends(self) -> None:
+        """The interpreter of this process ends, perhaps by an error that nobody caught."""
+        if self._ended.is_set():
+            return
+        error = getattr(sys, "last_value", None)
+        # a notebook remembers errors that are long dealt with
+        if error is not None and not hasattr(sys, "ps1"):
+            self.report(f"its process ended with {type(error).__name__}: {error}")
+        self.log.leave("has ended its process")
         with contextlib.suppress(Exception):
-            self._common.set(f"beat/{self._process}", _GONE)
+            self._publish()
+        self._end()
 
-    def _watch(self) -> None:
-        misses = 0
-        while not self._ended.wait(_BEAT_S):
-            try:
-                self._look()
-                misses = 0
-            except Exception as error:
-                # the store lives in one of the processes; without it nobody can be asked
-                misses += 1
-                if misses >= 3 and self._cause is None:
-                    gone = f"its process, which keeps the store, is gone ({type(error).__name__})"
-                    self._cause = self._seen_from_here(self._everyone[0], gone)
-            if self._cause is not None:
-                self._end_process()
+    def _end(self) -> None:
+        self._ended.set()
+        self._closing = False
+        self._forget()
+        self._watch.remove(self)
+
+    def ask(self, now: float) -> None:
+        """Publish, and see how the others are."""
+        if self._ended.is_set():
+            return
+        try:
+            self._exchange(now)
+            self._misses = 0
+        except Exception as error:
+            if self._ended.is_set():
                 return
+            self._misses += 1
+            if self._misses >= _MISSES:
+                self._store_is_gone(f"is gone ({type(error).__name__})")
 
-    def _look(self) -> None:
+    def tick(self, now: float, asking_s: float) -> None:
+        """Judge by the clock alone: this rank's own operation, the store's silence, and the end of this process."""
+        attendant = self._attendant
+        if self._cause is None and not self._ended.is_set():
+            if asking_s > SILENT_S:
+                self._store_is_gone("does not answer: it is frozen")
+            elif attendant is not None and (complaint := attendant.complaint(now)) is not None:
+                self._note(self._process, complaint)
+        if self._cause is None or self._ended.is_set():
+            return
+        if self._known_since is None:
+            self._known_since = now
+            if not self._inside() and not self._told:
+                self._told = True
+                _say(f"{failed(*self._cause)}; the pipeline cannot go on")
+        if now - self._known_since < GRACE_S:
+            return
+        if self._inside():
+            rank, message = self._cause
+            doing = f"rank {self.rank} closes the pipeline" if attendant is None else attendant.doing()
+            self._leave(failed(rank, message) if rank in (self.rank, -1) else blamed(doing, rank, message))
+        self._watch.remove(self)
+
+    def _inside(self) -> bool:
+        return self._attendant is not None or self._closing
+
+    def _store_is_gone(self, what: str) -> None:
+        if self._cause is not None:
+            return
+        kept = self._standings.get(0)
+        if not self._inside() and kept is not None and kept.left and kept.made == self.log.standing().made:
+            # its keeper went home after the last call; nothing more can be asked, nor needs to be
+            self._end()
+            return
+        # whoever makes no further call need not know
+        self._told = self._told or not self._inside()
+        with self._lock:
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                self._cause = -1, f"the launcher, which keeps the store of torch.distributed, {what}"
+            else:
+                self._cause = self._seen_from_here(
+                    0, f"its process, which keeps the store of torch.distributed, {what}"
+                )
+
+    def _publish(self) -> None:
+        attendant = self._attendant
+        standing = (
+            self.log.standing() if attendant is None else self.log.standing(attendant.doing(), busy=attendant.busy())
+        )
         self._beats += 1
-        self._common.set(f"beat/{self._process}", str(self._beats))
+        self._common.set(f"beat/{self._process}", f"{self._beats} {standing.pack()}")
+
+    def _exchange(self, now: float) -> None:
+        self._publish()
+        self._publish_failure()
+        if self._cause is not None:
+            return
         if self._common.check(["failed"]):
             self._cause = self._seen_from_here(*json.loads(self._common.get("failed")))
             return
-        complaint = self._complaint()
-        if complaint is not None:
-            self._note(self._process, complaint)
-            return
-        now = time.monotonic()
-        for other, value in self._beats_of_others():
-            before, since = self._seen.get(other, (b"", now))
-            if value != before:
-                self._seen[other] = value, now
-            elif value == _GONE.encode():
+        for other, text in self._beats_of_others():
+            count, _, standing = text.decode().partition(" ")
+            self._standings[other] = Standing.unpack(standing)
+            before, since = self._seen.get(other, (-1, now))
+            if int(count) != before:
+                self._seen[other] = int(count), now
+            elif self._standings[other].left:
                 if other in self._suspects:
-                    self._note(other, "its process has closed the pipeline and left while others still run")
+                    self._note(other, f"it {self._standings[other].left} while others still run")
                     return
-            elif now - since > (_SUSPECT_SILENT_S if other in self._suspects else _SILENT_S):
-                self._note(
-                    other, f"its process has given no sign of life for {now - since:.0f} s: it was killed or is frozen"
-                )
+            elif now - since > (_SUSPECT_SILENT_S if other in self._suspects else SILENT_S):
+                silent = f"its process has given no sign of life for {now - since:.0f} s: it was killed or is frozen"
+                self._note(other, silent)
                 return
+        self._compare(now)
+
+    def _compare(self, now: float) -> None:
+        attendant = self._attendant
+        if attendant is None:
+            mine, away_s = self.log.standing(), self.longest_s
+        else:
+            mine, away_s = self.log.standing(attendant.doing(), busy=attendant.busy()), attendant.away_s
+        others = {self._called(p): self._comparable(p) for p in self._watched}
+        all_seen = len(self._watched) == len(self._everyone) - 1
+        finding = self._calls.look(mine, others, now, away_s=away_s, all_seen=all_seen)
+        if finding is None:
+            return
+        if finding.fatal:
+            self._note(_NO_ONE, finding.text)
+        else:
+            _say(finding.text)
+
+    def _comparable(self, process: int) -> Standing | None:
+        """Its standing; of a replica on other data only the kinds of its calls are the same as here."""
+        standing = self._standings.get(process)
+        if standing is None or process in self._members:
+            return standing
+        return replace(standing, recent=tuple({"kind": call["kind"]} for call in standing.recent))
+
+    def _called(self, process: int) -> str:
+        return f"rank {self._members.index(process)}" if process in self._members else f"process {process}"
 
     def _beats_of_others(self) -> list[tuple[int, bytes]]:
         """One question for all once all have begun: the store answers one client after the other."""
@@ -203,23 +415,16 @@ class Health:
         there = [(process, key) for process, key in zip(others, keys, strict=True) if self._common.check([key])]
         return [(process, self._common.get(key)) for process, key in there]
 
-    def _end_process(self) -> None:
-        """Give the main thread a moment to leave the step by itself."""
-        from zbsolve.executor.story import blamed, failed
 
-        deadline = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline:
-            if not self._running:
-                return
-            time.sleep(_BEAT_S / 10)
-        assert self._cause is not None
-        rank, message = self._cause
-        doing = self._doing()
-        text = failed(rank, message) if rank == self.rank else blamed(doing, rank, message)
-        print(f"zbsolve: {text}; this process ends", file=sys.stderr, flush=True)  # noqa: T201 - its last words
-        threading.Timer(_LAST_WORDS_S, os._exit, (1,)).start()
-        time.sleep(_LAST_WORDS_S / 2)
-        os._exit(1)
+def _say(text: str) -> None:
+    print(f"zbsolve: {text}", file=sys.stderr, flush=True)  # noqa: T201 - nothing else may be told where
+
+
+def _end_process(text: str) -> None:
+    _say(f"{text}; this process ends")
+    threading.Timer(LAST_WORDS_S, os._exit, (1,)).start()
+    time.sleep(LAST_WORDS_S / 2)
+    os._exit(1)
 
 
 def _named(processes: Sequence[int]) -> str:

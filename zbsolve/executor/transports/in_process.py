@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 
 from zbsolve.errors import InvalidInput
 from zbsolve.executor.boundary import Boundary, TensorSpec
-from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped, Tensors
+from zbsolve.executor.transports.protocol import OWN_TAGS, Endpoint, Mail, Stopped, Tensors
 from zbsolve.lowering import Lowered
 
 __all__ = ["InProcess"]
@@ -45,6 +46,7 @@ class InProcess:
         self._queues: dict[tuple[int, int, int], SimpleQueue[Any]] = {}
         self._cause: tuple[int, str] | None = None
         self._stopped = False
+        self._tags = count(OWN_TAGS)
         self._endpoints = [_Endpoint(self, rank) for rank in range(ranks)]
 
     def endpoints(self) -> Sequence[Endpoint]:
@@ -58,6 +60,10 @@ class InProcess:
             if self._stopped:
                 found.put((_STOP, ()))
             return found
+
+    def new_tag(self) -> int:
+        """A tag that nothing else on this transport has."""
+        return next(self._tags)
 
     def note_failure(self, rank: int, message: str) -> None:
         """Remember the first failure."""
@@ -77,17 +83,29 @@ class InProcess:
             for queue in self._queues.values():
                 queue.put((_STOP, ()))
 
-    def reset(self) -> None:
-        """Forget a failure and everything that was under way; only while no rank runs."""
+    def reset(self, tag: int | None = None) -> None:
+        """Forget a failure and everything that was under way; only while no rank runs.
+
+        Parameters
+        ----------
+        tag
+            The tag of the pipeline that failed. What other pipelines keep under theirs, from one step
+            to the next, stays.
+        """
         with self._lock:
             self._stopped, self._cause = False, None
-            for queue in self._queues.values():
+            for (_, _, told), queue in self._queues.items():
+                found = []
                 while not queue.empty():
-                    queue.get()
+                    found.append(queue.get())
+                if told >= OWN_TAGS and told != tag:
+                    for item in found:
+                        if item[0] != _STOP:
+                            queue.put(item)
             for endpoint in self._endpoints:
                 endpoint.clear()
 
-    def close(self) -> None:
+    def close(self, *, quietly: bool = False) -> None:
         """Nothing is open."""
 
 

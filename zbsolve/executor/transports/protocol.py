@@ -18,7 +18,10 @@ import torch
 from zbsolve.executor.boundary import Boundary
 from zbsolve.lowering import Lowered
 
-__all__ = ["Endpoint", "Mail", "Stopped", "Tensors", "Transport"]
+__all__ = ["OWN_TAGS", "Endpoint", "Mail", "Stopped", "Tensors", "Transport"]
+
+OWN_TAGS = (1 << 20) + 16
+"""Where the tags begin that a pipeline has for itself; what others tell each other ends with the call it is told in."""
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -78,8 +81,11 @@ class Transport(Protocol):
     def endpoints(self) -> Sequence[Endpoint]:
         """Those of the ranks that live in this process."""
 
+    def new_tag(self) -> int:
+        """A tag that nothing else on this transport has; the same in every process that asks in the same order."""
+
     def abort(self) -> None:
         """Wake up every rank of this process that waits; it gets `Stopped`."""
 
-    def close(self) -> None:
-        """Let go of everything."""
+    def close(self, *, quietly: bool = False) -> None:
+        """Let go of everything; `quietly` without telling of failures elsewhere."""

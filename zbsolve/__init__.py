@@ -12,6 +12,7 @@ from zbsolve.analysis.robust import RobustSolution, solve_robust
 from zbsolve.bounds import lower_bound, lower_bounds
 from zbsolve.catalog import Schedule, baseline, schedules
 from zbsolve.check import check, violations
+from zbsolve.draw.progress import ProgressLine
 from zbsolve.draw.report import write_report
 from zbsolve.errors import (
     FileFormatError,
@@ -66,6 +67,7 @@ __all__ = [
     "Profile",
     "ProfileSource",
     "Progress",
+    "ProgressLine",
     "RobustSolution",
     "Schedule",
     "ScheduleConditionError",

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from zbsolve.errors import MissingExtra
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Order", "TimedOp", "Timetable", "Violation"]
 
@@ -70,6 +75,37 @@ class Timetable:
         """First start to last end over all ranks, at the planned times."""
         rows = [row for row in self.rows if row]
         return max((row[-1].end_ns for row in rows), default=0) - min((row[0].start_ns for row in rows), default=0)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A pandas data frame with one row an operation, rank by rank in the order of issue.
+
+        Its columns are ``rank, position, kind, stage, microbatch, start_ns, end_ns, duration_ns``;
+        operations of the whole iteration have no microbatch (missing).
+
+        Raises
+        ------
+        MissingExtra
+            If pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingExtra("pandas", "notebook") from error
+
+        told = [
+            (rank, at, t.op.kind.value, t.op.stage, t.op.microbatch, t.start_ns, t.end_ns, t.end_ns - t.start_ns)
+            for rank, row in enumerate(self.rows)
+            for at, t in enumerate(row)
+        ]
+        columns = ["rank", "position", "kind", "stage", "microbatch", "start_ns", "end_ns", "duration_ns"]
+        types = {name: "Int64" if name == "microbatch" else "int64" for name in columns if name != "kind"}
+        return pd.DataFrame(told, columns=columns).astype(types)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from zbsolve.draw.notebook import timetable_html
+
+        return timetable_html(self)
 
     def __repr__(self) -> str:
         return (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from zbsolve import __version__
+from zbsolve.cli._about import SHELLS, tell_completion, tell_versions
 from zbsolve.cli._group import VerbGroup
 
 __all__ = ["main"]
@@ -46,7 +46,17 @@ Exit codes: 0 fine, 1 violations or a failed run, 2 usage or a bad file,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, prog_name="zbsolve", message="%(prog)s %(version)s")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=tell_versions, help="Show versions and exit."
+)
+@click.option(
+    "--completion",
+    type=click.Choice(SHELLS),
+    is_eager=True,
+    expose_value=False,
+    callback=tell_completion,
+    help="Print what makes a shell complete commands and exit.",
+)
 def main() -> None:
     """Find the best timetable for pipeline-parallel training, prove it, check it, hand it on.
 

@@ -25,6 +25,8 @@ __all__ = [
     "Asked",
     "Search",
     "check_placement",
+    "complete_placement",
+    "complete_schedule",
     "memory_option",
     "problem_options",
     "search_options",
@@ -189,6 +191,18 @@ def _divided(stages: int, by: int, what: str) -> int:
     return stages // by
 
 
+def complete_placement(ctx: click.Context, option: click.Parameter, begun: str) -> list[str]:
+    """The placements that a shell may complete to."""
+    return [name for name in _NAMES if name.startswith(begun)]
+
+
+def complete_schedule(ctx: click.Context, option: click.Parameter, begun: str) -> list[str]:
+    """The published schedules that a shell may complete to."""
+    from zbsolve.catalog import schedules
+
+    return [schedule.name for schedule in schedules() if schedule.name.startswith(begun)]
+
+
 def check_placement(text: str) -> None:
     """Refuse what is no placement: a name, or the rank of every stage."""
     if text not in _NAMES and not _RANK_LIST.fullmatch(text):
@@ -246,6 +260,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             "--placement",
             metavar="NAME|LIST",
             callback=_check_placement,
+            shell_complete=complete_placement,
             help=f"{', '.join(_NAMES)}, or the rank of every stage such as 0,1,1,0.",
         )
         @click.option(

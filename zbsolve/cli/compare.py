@@ -11,8 +11,8 @@ from zbsolve.cli._deliver import judge, require_optimal
 from zbsolve.cli._errors import limits_that_fit
 from zbsolve.cli._figures import metrics_fields, problem_fields, table
 from zbsolve.cli._interrupts import no_interruption, one_interruption
-from zbsolve.cli._output import Output, output_option, talk_options
-from zbsolve.cli._problem import Asked, Search, problem_options, search_options
+from zbsolve.cli._output import FILE, Output, output_option, talk_options
+from zbsolve.cli._problem import Asked, Search, complete_schedule, problem_options, search_options
 from zbsolve.cli._search import run_search
 from zbsolve.cli._text import inert
 from zbsolve.errors import Infeasible, NothingFound, ZbsolveError
@@ -26,7 +26,7 @@ __all__ = ["compare"]
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="PROFILE | A.json B.json ...")
+@click.argument("files", nargs=-1, required=True, metavar="PROFILE | A.json B.json ...", type=FILE)
 @problem_options(required=False)
 @search_options
 @click.option(
@@ -34,9 +34,12 @@ __all__ = ["compare"]
     "schedules",
     metavar="NAME",
     multiple=True,
+    shell_complete=complete_schedule,
     help="With PROFILE: a published schedule to compare with, any number of times; default all.",
 )
-@click.option("--draw", "picture", metavar="FILE", help="Draw all of them below each other there: x.svg or x.png.")
+@click.option(
+    "--draw", "picture", type=FILE, metavar="FILE", help="Draw all of them below each other there: x.svg or x.png."
+)
 @output_option("Write the solved timetable there.")
 @talk_options
 @click.pass_context

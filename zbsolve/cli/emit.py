@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from zbsolve.cli import _inputs
-from zbsolve.cli._output import STDOUT, Output, output_option, talk_options
+from zbsolve.cli._output import FILE, STDOUT, Output, output_option, talk_options
 
 if TYPE_CHECKING:
     from zbsolve.timetable import Timetable
@@ -75,10 +75,12 @@ FORMATS = {
 
 
 @click.command()
-@click.argument("timetable", metavar="T.json")
+@click.argument("timetable", metavar="T.json", type=FILE)
 @click.option("--to", "target", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
 @output_option("Write there; the torch formats put a JSON file with the rest beside it.")
-@click.option("--measured", metavar="M.json", help="perfetto: the same order with measured times, shown beside it.")
+@click.option(
+    "--measured", type=FILE, metavar="M.json", help="perfetto: the same order with measured times, shown beside it."
+)
 @talk_options
 def emit(*, timetable: str, target: str, output: str | None, measured: str | None, out: Output) -> None:
     r"""Hand T.json to another tool.

@@ -10,7 +10,7 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._figures import grid, table
-from zbsolve.cli._output import Output, output_option, stdout_to_stderr, talk_options
+from zbsolve.cli._output import FILE, Output, output_option, stdout_to_stderr, talk_options
 from zbsolve.cli._text import inert
 from zbsolve.units import counted, format_bytes, format_ns
 
@@ -99,7 +99,7 @@ def measure(
 
 
 @profile.command()
-@click.argument("profile_file", metavar="PROFILE")
+@click.argument("profile_file", metavar="PROFILE", type=FILE)
 @talk_options
 def show(*, profile_file: str, out: Output) -> None:
     """Show the stages of PROFILE with their sums, and how unequal they are."""

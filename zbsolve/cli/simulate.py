@@ -9,7 +9,7 @@ import click
 from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import deliver
 from zbsolve.cli._jitter import Jitter, jitter_fields, jitter_options, jitter_tables
-from zbsolve.cli._output import Output, output_option, talk_options
+from zbsolve.cli._output import FILE, Output, output_option, talk_options
 from zbsolve.cli._problem import memory_option, with_memory
 from zbsolve.errors import InvalidTimetable
 
@@ -17,8 +17,8 @@ __all__ = ["simulate"]
 
 
 @click.command()
-@click.argument("timetable", metavar="T.json")
-@click.option("--profile", metavar="PROFILE", help="Costs to time it under, instead of those in the file.")
+@click.argument("timetable", metavar="T.json", type=FILE)
+@click.option("--profile", type=FILE, metavar="PROFILE", help="Costs to time it under, instead of those in the file.")
 @memory_option("the one in the file")
 @click.option(
     "--objective", type=click.Choice(["period", "makespan"]), help="What the times attain; default as in the file."

@@ -8,7 +8,7 @@ from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import deliver, require_optimal
 from zbsolve.cli._interrupts import no_interruption, one_interruption
 from zbsolve.cli._jitter import Jitter, jitter_options, robust_fields, robust_tables, share_option
-from zbsolve.cli._output import Output, output_option, talk_options
+from zbsolve.cli._output import FILE, Output, output_option, talk_options
 from zbsolve.cli._problem import Asked, Search, problem_options, search_options
 from zbsolve.cli._search import no_answer_told, run_robust_search, run_search
 
@@ -19,7 +19,7 @@ ROBUST = ("within", "jitter", "trials", "iterations")
 
 
 @click.command()
-@click.argument("profile")
+@click.argument("profile", type=FILE)
 @problem_options()
 @search_options
 @click.option("--robust", is_flag=True, help="Choose, of what the search met, what has the best p95 under jitter.")

@@ -13,8 +13,8 @@ from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import judge
 from zbsolve.cli._figures import table
 from zbsolve.cli._interrupts import no_interruption, one_interruption
-from zbsolve.cli._output import STDOUT, Output, output_option, talk_options
-from zbsolve.cli._problem import Asked, seconds_option, with_memory
+from zbsolve.cli._output import FILE, STDOUT, Output, output_option, talk_options
+from zbsolve.cli._problem import Asked, complete_placement, seconds_option, with_memory
 from zbsolve.cli._ranges import limits, numbers
 from zbsolve.cli._text import inert
 from zbsolve.errors import FileFormatError
@@ -34,7 +34,7 @@ MOST_POINTS = 2000
 
 
 @click.command()
-@click.argument("profile")
+@click.argument("profile", type=FILE)
 @click.option(
     "-m", "--microbatches", metavar="LIST", required=True, help="Microbatches: 24, 8,16,32 or START:STOP:STEP."
 )
@@ -50,6 +50,7 @@ MOST_POINTS = 2000
     "placements",
     metavar="NAME|LIST",
     multiple=True,
+    shell_complete=complete_placement,
     help="As for solve; any number of times. Default linear.",
 )
 @click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Pipeline ranks; default stages / chunks.")
@@ -67,9 +68,10 @@ MOST_POINTS = 2000
 @click.option(
     "--jobs", metavar="N", type=click.IntRange(1, 1024), help="Points solved at once; default what CPUs there are."
 )
-@click.option("--draw", "picture", metavar="FILE", help="Draw the frontier there: x.svg or x.png.")
+@click.option("--draw", "picture", type=FILE, metavar="FILE", help="Draw the frontier there: x.svg or x.png.")
 @click.option(
     "--timetables",
+    type=FILE,
     metavar="FOLDER",
     help="Keep the timetable of each point there, and go on with what is there. Default: beside the CSV.",
 )

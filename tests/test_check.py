@@ -482,4 +482,4 @@ def test_the_judge_shares_nothing_with_what_it_judges():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and node.module.startswith("zbsolve.")
     }
-    assert used == {"check", "errors", "ops", "problem", "profile", "timetable"}
+    assert used == {"check", "errors", "ops", "problem", "profile", "timetable", "trace"}

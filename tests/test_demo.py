@@ -45,7 +45,7 @@ def test_the_whole_way(tmp_path):
     for path in result.files:
         assert str(path) in text
     assert ("share" in text) == (result.cores < 4)
-    for word in ("bound", "no violations", "gradient error", "rank 3", "torch's own split"):
+    for word in ("bound", "no violations", "gradient error", "rank 3", "torch splits otherwise"):
         assert word in text
 
 

@@ -81,3 +81,14 @@ def test_a_trace_is_of_one_order():
         Trace(problem=problem(), steps=(rows(0), rows(200, fused=True)))
     with pytest.raises(InvalidInput, match="at least one step"):
         Trace(problem=problem(), steps=())
+
+
+def test_a_weight_gradient_of_no_length_was_run_with_its_input_gradient():
+    joined = (
+        (TimedOp(Op(F, 0, 0), 0, 12), TimedOp(Op(B, 0, 0), 70, 100), TimedOp(Op(W, 0, 0), 100, 100)),
+        rows(0)[1],
+    )
+    stage = Trace(problem=problem(), steps=(joined, joined)).profile().stages[0]
+    assert (stage.forward_ns, stage.backward_ns) == (12, 30)
+    # in the proportion of the problem's own profile
+    assert (stage.backward_input_ns, stage.backward_weight_ns) == (20, 10)

@@ -169,16 +169,27 @@ class Trace:
                 for timed in row:
                     yield timed.op, timed.end_ns - timed.start_ns
 
+    def _as_run(self) -> Iterator[tuple[Op, int]]:
+        """As `durations`, with a B and a W that were run together as one backward."""
+        for rows in self.steps:
+            for row in rows:
+                ahead: TimedOp | None = None
+                for timed in (*row, None):
+                    if ahead is not None:
+                        yield _run_as(ahead, timed)
+                    ahead = None if ahead is not None and timed is not None and _together(ahead, timed) else timed
+
     def profile(self) -> Profile:
         """The problem's profile with the measured medians in place of its times.
 
-        Times of slower ranks and larger microbatches are divided by their factors first. Where a stage
-        ran its backward in one piece only, B and W keep their proportion; where it ran it in two
-        pieces only, one piece is their sum. Bytes and links stay as they were.
+        Times of slower ranks and larger microbatches are divided by their factors first. A W of no length,
+        right behind its B, was run together with it, as one backward. Where a stage ran its backward in one
+        piece only, B and W keep their proportion; where it ran it in two pieces only, one piece is their sum.
+        Bytes and links stay as they were.
         """
         found: dict[tuple[int, Kind], list[float]] = defaultdict(list)
         factors: dict[Op, float] = {}
-        for op, ns in self.durations():
+        for op, ns in self._as_run():
             if op not in factors:
                 factors[op] = self.problem.factor(op)
             found[op.stage, op.kind].append(ns / factors[op])
@@ -199,6 +210,23 @@ class Trace:
     def __repr__(self) -> str:
         operations = sum(map(len, self.steps[0]))
         return f"Trace({len(self.steps)} steps of {operations} operations, period {self.period_ns} ns)"
+
+
+def _together(ahead: TimedOp, behind: TimedOp | None) -> bool:
+    """Whether a B and the W behind it were run as one."""
+    return (
+        behind is not None
+        and ahead.op.kind is Kind.BACKWARD_INPUT
+        and behind.op == Op(Kind.BACKWARD_WEIGHT, ahead.op.stage, ahead.op.microbatch)
+        and ahead.end_ns == behind.start_ns == behind.end_ns
+    )
+
+
+def _run_as(timed: TimedOp, behind: TimedOp | None) -> tuple[Op, int]:
+    op = timed.op
+    if _together(timed, behind):
+        op = Op(Kind.BACKWARD, op.stage, op.microbatch)
+    return op, timed.end_ns - timed.start_ns
 
 
 def _measured(stage: int, cost: StageCost, medians: dict[tuple[int, Kind], int]) -> StageCost:

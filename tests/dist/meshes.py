@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -25,7 +26,6 @@ from zbsolve.executor.gradients import plain_gradients
 from zbsolve.executor.optimizer import synchronous_step
 from zbsolve.executor.optimizer.verdict import State
 from zbsolve.executor.runtime import Pipeline
-from zbsolve.executor.stagework import StageWork
 from zbsolve.executor.updating import chain_of, early_forwards
 from zbsolve.placement import Placement
 
@@ -279,10 +279,10 @@ def data_parallel_trap(rank: int, directory: Path) -> None:
 
     # torch's own split, on its stage 1: what each replica is left with is its own
     inside = DistributedDataParallel(pipes.clones(stages)[1], process_group=replicas)
-    work = StageWork(1, inside, pipes.square_loss, mine[1])
-    flight = work.forward((stages[0](mine[0]).detach().requires_grad_(),))
-    work.backward_input(flight, ())
-    work.backward_weight(flight)
+    leaf = stages[0](mine[0]).detach().requires_grad_()
+    loss = pipes.square_loss(inside(leaf), mine[1])
+    _, groups = stage_backward_input([loss], None, [leaf], inside.parameters())
+    stage_backward_weight(inside.parameters(), groups)
     wrong = {(1, name[7:]): p.grad for name, p in inside.named_parameters()}
     assert max(float((wrong[key] - expected[key]).abs().max()) for key in wrong) > 1e-3
 

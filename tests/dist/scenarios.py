@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.executor import pipes
 from tests.executor.test_pipeline import Several, adam
+from zbsolve.check import check
 from zbsolve.executor.gradients import plain_gradients
 from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.transports import Distributed
@@ -60,6 +61,7 @@ def equality(rank: int, directory: Path) -> None:
                     torch.testing.assert_close(output, expected[:rows])
             trace = pipe.trace()
             assert trace.order == table.order
+            check(table.problem, trace)
             assert len(trace.steps) == 2
             assert trace.clock_error_ns > 0
         print(name, "done", flush=True)
@@ -115,6 +117,49 @@ class Passes(nn.Module):
     def forward(self, x: torch.Tensor, original: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         original = x if original is None else original
         return self.linear(x) + original, original
+
+
+class Two(nn.Module):
+    """Gives two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, *x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.first(x[0]), self.second(x[-1])
+
+
+class Chooses(nn.Module):
+    """Uses its second input when that is large in the first place, if it may."""
+
+    def __init__(self, *, ever: bool) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 4)
+        self.ever = ever
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.last(x + y if self.ever and y[0, 0] > 0 else x)
+
+
+def unused(rank: int, directory: Path) -> None:
+    """Outputs that are never used, or by some microbatches only, get no gradient from those that do not."""
+    for ever in (False, True):
+        torch.manual_seed(0)
+        stages = [Two(), Two(), Two(), Chooses(ever=ever)]
+        data = pipes.batch(4)
+        for seed in range(2):
+            table = pipes.timetable(PLACEMENTS["linear"], 4, seed=seed)
+            reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 4)
+            with Pipeline(table, {rank: stages[rank]}, pipes.square_loss) as pipe:
+                for _ in range(2):
+                    pipe.zero_grad()
+                    pipe.step(*data)
+                    for key, (gradient,) in pipes.gradients(pipe).items():
+                        assert (gradient is None) == (key not in reference), key
+                        assert gradient is None or torch.equal(gradient, reference[key]), key
+                    boundary = next(iter(pipe.ranks[0]._boundaries.values()))
+                    print(ever, seed, boundary.complete, flush=True)
 
 
 def tensors(rank: int, directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -33,14 +34,14 @@ def test_linear_stages_hold_what_can_be_counted_by_hand():
     first, last = nn.Linear(8, 16), nn.Linear(16, 8)
     profile = measured([first, last], torch.randn(4, 8), torch.randn(4, 8), squares)
     a, b = profile.stages
-    # F keeps the input (saved and held: one storage) and the output
-    assert a.activation_bytes == (4 * 8 + 4 * 16) * FLOAT
-    # torch's input gradient of stage 0 does nothing, and the gradient of the output now waits too
-    assert a.backward_weight_bytes == a.activation_bytes + 4 * 16 * FLOAT
-    # input, output, difference to the target (saved by the square), loss
-    assert b.activation_bytes == (4 * 16 + 4 * 8 + 4 * 8 + 1) * FLOAT
+    # F keeps the input; the output is handed on, and nothing here needs it
+    assert a.activation_bytes == 4 * 8 * FLOAT
+    # W needs the input, and the gradient of the output
+    assert a.backward_weight_bytes == (4 * 8 + 4 * 16) * FLOAT
+    # the input, and the difference to the target (saved by the square)
+    assert b.activation_bytes == (4 * 16 + 4 * 8) * FLOAT
     # the square has let go of the difference; the gradient of the linear layer's output waits for W
-    assert b.backward_weight_bytes == (4 * 16 + 4 * 8 + 1 + 4 * 8) * FLOAT
+    assert b.backward_weight_bytes == (4 * 16 + 4 * 8) * FLOAT
     assert (a.output_bytes, b.output_bytes) == (4 * 16 * FLOAT, 0)
     assert a.static_bytes == (8 * 16 + 16) * FLOAT * 4
     assert a.workspace_bytes == b.workspace_bytes == 0
@@ -63,7 +64,7 @@ def test_a_storage_counts_once_and_whole_however_many_look_at_it():
 def test_a_sample_cut_from_a_large_tensor_counts_only_itself():
     corpus = torch.randn(1000, 8)
     profile = measured([nn.Linear(8, 2), nn.Linear(2, 2)], corpus[:4])
-    assert profile.stages[0].activation_bytes == (4 * 8 + 4 * 2) * FLOAT
+    assert profile.stages[0].activation_bytes == 4 * 8 * FLOAT
 
 
 def test_an_in_place_module_keeps_one_copy():
@@ -73,16 +74,7 @@ def test_an_in_place_module_keeps_one_copy():
     )
     # the linear layer's output is overwritten where it stands, and autograd saves that
     assert in_place.stages[1].activation_bytes == kept.stages[1].activation_bytes
-    assert in_place.stages[1].activation_bytes == (3 * 4 + 3 * 4 + 1) * FLOAT
-
-
-def test_saved_tensors_are_let_go_with_the_graph():
-    x = torch.randn(3, requires_grad=True)
-    with held.SavedTensors() as saved:
-        y = (x * 2).exp().sum()
-    assert held.storage_bytes(saved.tensors()) == 3 * FLOAT
-    y.backward()
-    assert saved.tensors() == []
+    assert in_place.stages[1].activation_bytes == (3 * 4 + 3 * 4) * FLOAT
 
 
 class Pair(nn.Module):
@@ -116,8 +108,8 @@ def test_integers_masks_tuples_and_stages_without_parameters():
     floats, flags = 2 * 2 * 4 * FLOAT, 4
     assert [s.output_bytes for s in profile.stages] == [floats + flags, floats + flags, floats, 0]
     assert profile.stages[3].static_bytes == 0
-    # tanh saves its output; its input and the mask are what came in
-    assert profile.stages[2].activation_bytes == 2 * floats + flags
+    # tanh saves its output, and nobody what came in
+    assert profile.stages[2].activation_bytes == floats
 
 
 def test_frozen_stages_cost_no_backward_and_do_not_fail():
@@ -126,15 +118,25 @@ def test_frozen_stages_cost_no_backward_and_do_not_fail():
         parameter.requires_grad_(False)
     profile = measured([first, second, nn.Linear(4, 2)], torch.randn(3, 4))
     assert profile.stages[0].static_bytes == 20 * FLOAT
-    # no input of the last stage wants a gradient, and from there torch's split starts
-    assert "WARNING: on stage 2 torch's split backward computes no gradient for weight, bias" in profile.source.note
+    # no input of the last stage wants a gradient, and still its weights get theirs from W
+    assert profile.stages[2].backward_weight_ns > 0
+    assert "W does 100.0 % of weight-gradient FLOPs" in profile.source.note
+
+
+def test_what_is_not_deferred_is_told():
+    profile = measured([nn.Sequential(nn.Linear(4, 4), nn.PReLU(4)), nn.Linear(4, 2)], torch.randn(3, 4))
+    assert "; B has to weigh 1.weight of stage 0; " in profile.source.note
+    found = re.search(r"W does (\d+\.\d) % of weight-gradient FLOPs", profile.source.note)
+    # 3 rows: 4 x 4 and a bias of 4; 4 x 2 and a bias of 2; a PReLU of 4 that B does
+    done, all_ = 3 * (2 * 16 + 4 + 2 * 8 + 2), 3 * (2 * 16 + 4 + 2 * 8 + 2 + 2 * 4)
+    assert float(found[1]) == round(100 * done / all_, 1)
 
 
 def test_a_frozen_stage_in_the_middle_still_hands_gradients_back():
     middle = nn.Linear(4, 4).requires_grad_(False)
     profile = measured([nn.Linear(4, 4), middle, nn.Linear(4, 2)], torch.randn(3, 4))
     assert profile.stages[1].backward_ns > 0
-    assert "computes no gradient" not in profile.source.note
+    assert (profile.stages[1].backward_weight_bytes, profile.stages[1].static_bytes) == (0, 20 * FLOAT)
 
 
 def test_times_are_those_of_the_stage_that_takes_them():
@@ -149,7 +151,7 @@ def test_times_are_those_of_the_stage_that_takes_them():
         for field in ("forward_ns", "backward_weight_ns", "backward_ns"):
             assert 0 < getattr(stage, field) < MAX_AMOUNT
     assert len(profile.source.spread) == 3
-    assert (profile.source.samples, profile.source.split) == (3, "torch")
+    assert (profile.source.samples, profile.source.split) == (3, "zbsolve")
     assert dict(profile.source.versions)["torch"] == torch.__version__
     assert "wall time, 1 thread for each operation" in profile.source.note
     assert profile.link.latency_ns > 0 or "link: not measured" in profile.source.note
@@ -195,18 +197,14 @@ def test_gradients_between_stages_are_the_real_ones():
     torch.testing.assert_close(found[1].inputs[0], hidden.detach())
 
 
-def test_a_stage_that_returns_a_view_is_told_what_to_do():
+def test_a_stage_may_return_a_view_and_change_its_input():
     class Transposes(nn.Module):
         def forward(self, x):
             return x.t()
 
-    with pytest.raises(InvalidInput, match=r"split backward of stage 1 failed: it returns a view.*\.clone\(\)"):
-        measured([nn.Linear(3, 3), Transposes(), nn.Linear(3, 3)], torch.randn(3, 3))
-
-
-def test_a_stage_that_changes_its_input_is_told_what_to_do():
-    with pytest.raises(InvalidInput, match=r"forward of stage 1 failed: it changes its input in place.*inplace=False"):
-        measured([nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3)], torch.randn(3, 3))
+    stages = [nn.Linear(3, 3), Transposes(), nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3)]
+    profile = measured(stages, torch.randn(3, 3))
+    assert profile.stages[1].activation_bytes == 0
 
 
 def test_the_first_stage_may_change_its_input_since_it_gets_a_copy():

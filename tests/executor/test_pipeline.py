@@ -13,7 +13,7 @@ from torch import nn
 from tests.executor import pipes
 from tests.strategies import placements
 from zbsolve.catalog import baseline, schedules
-from zbsolve.check import violations
+from zbsolve.check import check
 from zbsolve.errors import InvalidInput, ScheduleConditionError
 from zbsolve.executor.gradients import plain_gradients
 from zbsolve.executor.optimizer import LossScale
@@ -198,26 +198,6 @@ def test_frozen_stages_in_front_need_no_gradient():
     assert stages[2].weight.grad is not None
 
 
-def test_an_output_that_nobody_uses_gets_zeros():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.used(x), self.unused(x)
-
-    class OnlyFirst(nn.Linear):
-        def forward(self, x, y):
-            return super().forward(x)
-
-    stages = [Two(), OnlyFirst(4, 4)]
-    pipe = Pipeline(pipes.timetable(Placement.linear(2), 2), stages, pipes.square_loss)
-    pipe.step(*pipes.batch(2))
-    assert torch.count_nonzero(stages[0].unused.weight.grad) == 0
-    assert torch.count_nonzero(stages[0].used.weight.grad)
-
-
 def test_stages_of_one_rank_may_share_parameters():
     stages = pipes.model(2)
     stages[1][0].weight = stages[0][0].weight
@@ -225,7 +205,7 @@ def test_stages_of_one_rank_may_share_parameters():
     pipe = Pipeline(pipes.timetable(Placement.custom([0, 0]), 3), stages, pipes.square_loss)
     reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 3)
     pipe.step(*data)
-    torch.testing.assert_close(stages[0][0].weight.grad, reference[0, "0.weight"])
+    assert torch.equal(stages[0][0].weight.grad, reference[0, "0.weight"])
 
 
 def test_autocast_of_the_caller_reaches_the_ranks():
@@ -359,15 +339,7 @@ def test_a_trace_has_the_rows_of_the_timetable_in_an_order_that_can_be(placement
     trace = pipe.trace()
     assert trace.order == table.order
     assert len(trace.steps) == 2
-    measured = trace.timetable()
-    allowed = {"claim", "duration", "transfer"}
-    assert {violation.code for violation in violations(table.problem, measured)} <= allowed
-    ends = {timed.op: timed.end_ns for row in measured.rows for timed in row}
-    for row in measured.rows:
-        for timed in row:
-            if timed.op.kind is Kind.FORWARD and timed.op.stage:
-                before = timed.op.__class__(Kind.FORWARD, timed.op.stage - 1, timed.op.microbatch)
-                assert ends[before] <= timed.start_ns
+    check(table.problem, trace)
     starts = {timed.op: timed.start_ns for row in trace.steps[-1] for timed in row}
     ends = {timed.op: timed.end_ns for row in trace.steps[-1] for timed in row}
     for transfer in trace.transfers[-1]:

@@ -93,7 +93,9 @@ def test_norms_hand_over_pieces_or_wait(make, draw, wait, wants):
         pytest.skip("plain autograd crashes: see below")
     report = run_both(make, [[draw()] for _ in range(3)], [wants], norms_wait=wait).report()
     assert report.fallback == ()
-    assert (report.deferred_flops > 0, report.norm_flops > 0) == (wait, not wait)
+    # torch scales an RMSNorm's input as it lies before it puts the result into order, so B has to do both
+    waits = wait and (not isinstance(make(), nn.RMSNorm) or draw().is_contiguous())
+    assert (report.deferred_flops > 0, report.norm_flops > 0) == (waits, not waits)
 
 
 @pytest.mark.parametrize(("make", "draw"), EMBEDDINGS.values(), ids=EMBEDDINGS)

@@ -1,4 +1,4 @@
-"""The independent judge of orders and timetables.
+"""The independent judge of orders, timetables and traces.
 
 It stands below the operation graph and shares nothing with it: every rule is said here a second
 time, in words of its own, from the problem and the rows alone; one function a rule. It assumes no
@@ -30,12 +30,17 @@ and for timetables also
 `claim`        the times do not attain the claimed value of the objective
 =============  ===================================================================================
 
+A trace is judged as an order and, step by step, by what was measured: `time`, `overlap`, `row_order` (steps
+of a rank included) and `precedence` by the rank's own clock, exactly; `transfer` between ranks, within the clock
+error. How long operations and messages took is nobody's to judge.
+
 Codes are stable; messages are for people. All violations are reported, with one exception: the
 rows are issued until nothing moves any more, so a circle that lies behind another is not seen.
 """
 
 from __future__ import annotations
 
+from zbsolve.check.measured import backwards, early_between_ranks, steps_in_each_other, strange_transfers
 from zbsolve.check.membership import (
     duplicate_parts,
     kinds_not_allowed,
@@ -60,6 +65,7 @@ from zbsolve.check.waiting import circles_of_ranks, row_against_need
 from zbsolve.errors import InvalidInput, InvalidTimetable
 from zbsolve.problem import Problem
 from zbsolve.timetable import Order, Timetable, Violation
+from zbsolve.trace import Trace
 
 __all__ = ["check", "peaks", "violations"]
 
@@ -86,13 +92,18 @@ _RULES_OF_TIME = (
 )
 
 
-def violations(problem: Problem, x: Order | Timetable, *, claimed_ns: int | None = None) -> tuple[Violation, ...]:
-    """Judge an order or a timetable against what was asked.
+_RULES_OF_MEASURED_TIME = (readable_times, backwards, overlaps, row_against_time, early_in_rank)
+
+
+def violations(
+    problem: Problem, x: Order | Timetable | Trace, *, claimed_ns: int | None = None
+) -> tuple[Violation, ...]:
+    """Judge an order, a timetable or a trace against what was asked.
 
     Parameters
     ----------
     problem
-        What was asked; the problem that a timetable carries is not looked at.
+        What was asked; the problem that a timetable or a trace carries is not looked at.
     x
         What to judge: any number of rows, of any length, with any operations and times.
     claimed_ns
@@ -107,7 +118,7 @@ def violations(problem: Problem, x: Order | Timetable, *, claimed_ns: int | None
     Raises
     ------
     InvalidInput
-        If `x` is neither an order nor a timetable, or a value is claimed for an order.
+        If `x` is none of them, or a value is claimed for something else than a timetable.
     """
     sheet = Sheet.of(problem, x)
     found = [violation for rule in _RULES for violation in rule(sheet)]
@@ -116,26 +127,44 @@ def violations(problem: Problem, x: Order | Timetable, *, claimed_ns: int | None
         if claimed_ns is not None:
             found += unattained_claim(sheet, claimed_ns)
     elif claimed_ns is not None:
-        raise InvalidInput("an order has no times, so no value can be claimed for it; judge its timetable")
+        raise InvalidInput(
+            "a trace was measured, so no value can be claimed for it"
+            if isinstance(x, Trace)
+            else "an order has no times, so no value can be claimed for it; judge its timetable"
+        )
+    if isinstance(x, Trace):
+        found += _measured(problem, x)
     return tuple(found)
 
 
-def check(problem: Problem, x: Order | Timetable, *, claimed_ns: int | None = None) -> None:
-    """Raise if an order or a timetable breaks a rule; the arguments are those of `violations`.
+def _measured(problem: Problem, trace: Trace) -> list[Violation]:
+    """What is wrong with the times of a trace."""
+    found = []
+    sheets = [Sheet(problem, rows) for rows in trace.steps]
+    for step, sheet in enumerate(sheets):
+        wrong = [violation for rule in _RULES_OF_MEASURED_TIME for violation in rule(sheet)]
+        wrong += early_between_ranks(sheet, trace.clock_error_ns)
+        wrong += strange_transfers(sheet, trace, step)
+        found += [Violation(v.code, f"step {step}: {v.message}", v.ops) for v in wrong]
+    return [*found, *steps_in_each_other(sheets)]
+
+
+def check(problem: Problem, x: Order | Timetable | Trace, *, claimed_ns: int | None = None) -> None:
+    """Raise if an order, a timetable or a trace breaks a rule; the arguments are those of `violations`.
 
     Raises
     ------
     InvalidTimetable
         With every violation.
     InvalidInput
-        If `x` is neither an order nor a timetable, or a value is claimed for an order.
+        If `x` is none of them, or a value is claimed for something else than a timetable.
     """
     found = violations(problem, x, claimed_ns=claimed_ns)
     if found:
         raise InvalidTimetable(found)
 
 
-def peaks(problem: Problem, x: Order | Timetable) -> tuple[int, ...]:
+def peaks(problem: Problem, x: Order | Timetable | Trace) -> tuple[int, ...]:
     """The most bytes that each rank ever holds, static bytes included.
 
     Operations that the problem does not have hold nothing; the others count where they stand.

@@ -10,6 +10,7 @@ from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.profile import StageCost
 from zbsolve.timetable import Order, TimedOp, Timetable
+from zbsolve.trace import Trace
 
 __all__ = ["Entry", "Sheet", "number", "show", "some"]
 
@@ -99,16 +100,18 @@ class Sheet:
 
     @classmethod
     def of(cls, problem: Problem, x: object) -> Sheet:
-        """The sheet of an order or a timetable.
+        """The sheet of an order, of a timetable, or of the order of a trace.
 
         Raises
         ------
         InvalidInput
-            If `x` is neither.
+            If `x` is none of them.
         """
+        if isinstance(x, Trace):
+            return cls(problem, x.order.rows)
         if not isinstance(x, Order | Timetable):
             hint = "; give its .timetable" if hasattr(x, "timetable") else ""
-            raise InvalidInput(f"an order or a timetable can be judged, but not a {type(x).__name__}{hint}")
+            raise InvalidInput(f"an order, a timetable or a trace can be judged, but not a {type(x).__name__}{hint}")
         return cls(problem, x.rows)
 
     def _entry(self, rank: int, place: int, item: Op | TimedOp) -> Entry:

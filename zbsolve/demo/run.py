@@ -196,7 +196,9 @@ def _show_profile(profile: Profile, talk: _Talk) -> None:
         shown = " ".join(f"{ns / 1e6:5.2f} ms" for ns in times)
         held = f"{format_bytes(stage.activation_bytes):>12} {format_bytes(stage.backward_weight_bytes):>11}"
         talk.line(f"{number:>5} {shown} {held}")
-    talk.line("torch's own split: on stage 0 its B does nothing and its W is the whole backward")
+    talk.line(
+        "B and W as zbsolve's runtime splits them; torch splits otherwise (on stage 0 its W is the whole backward)"
+    )
 
 
 def _write(

@@ -1,4 +1,11 @@
-"""Cutting a batch into microbatches."""
+"""Cutting a batch into microbatches, and giving it back the gradient that it wants.
+
+A batch that wants a gradient (for reentrant checkpoints, which do nothing without; or for its own sake)
+is cut into views of itself, and after the step the gradients of the microbatches go back through the cut::
+
+    batch (.grad) <--- cut <--- x0, x1, x2 ---> stage 0
+                               dx0 dx1 dx2 <---
+"""
 
 from __future__ import annotations
 
@@ -9,12 +16,12 @@ import torch
 
 from zbsolve.errors import InvalidInput
 
-__all__ = ["cut_batch"]
+__all__ = ["cut_batch", "give_back"]
 
 Tensors = tuple[torch.Tensor, ...]
 
 
-def cut_batch(batch: Any, microbatches: int, device: torch.device, what: str) -> list[Tensors]:
+def cut_batch(batch: Any, microbatches: int, device: torch.device, what: str, *, wants: bool = False) -> list[Tensors]:
     """Cut tensors into equal microbatches along their first dimension, on a device.
 
     Parameters
@@ -27,11 +34,14 @@ def cut_batch(batch: Any, microbatches: int, device: torch.device, what: str) ->
         Where they go.
     what
         Names the batch in messages.
+    wants
+        Whether tensors keep their wish for a gradient.
 
     Raises
     ------
     InvalidInput
-        If it is something else, or cannot be cut into that many equal parts.
+        If it is something else, cannot be cut into that many equal parts, or has come out of another graph,
+        to which no gradient would go back.
     """
     tensors: Sequence[Any] = batch if isinstance(batch, tuple | list) else (batch,)
     if not tensors:
@@ -44,5 +54,35 @@ def cut_batch(batch: Any, microbatches: int, device: torch.device, what: str) ->
         size = len(tensor) if tensor.dim() else 0
         if not size or size % microbatches:
             raise InvalidInput(f"{name} has {size} rows, which cannot be cut into {microbatches} equal microbatches")
-        cut.append(tensor.to(device).detach().chunk(microbatches))
+        if wants and tensor.requires_grad:
+            if not tensor.is_leaf:
+                raise InvalidInput(
+                    f"{name} was computed from something that wants a gradient, and would not hand it on: let stage 0 "
+                    "compute it, or detach it"
+                )
+            with torch.enable_grad():
+                cut.append(tensor.to(device).chunk(microbatches))
+        else:
+            cut.append(tensor.detach().to(device).chunk(microbatches))
     return [tuple(chunks[j] for chunks in cut) for j in range(microbatches)]
+
+
+def give_back(inputs: Sequence[Any], gradients: Sequence[Any]) -> None:
+    """Add the gradients of microbatches to ``.grad`` of the batch.
+
+    Parameters
+    ----------
+    inputs
+        The microbatches as they were cut; None for those that another rank has.
+    gradients
+        For each of them one entry a tensor, None where there is no gradient; or None for all.
+    """
+    pairs = [
+        (tensor, gradient)
+        for tensors, found in zip(inputs, gradients, strict=True)
+        if tensors is not None and found is not None
+        for tensor, gradient in zip(tensors, found, strict=True)
+        if gradient is not None and tensor.requires_grad
+    ]
+    if pairs:
+        torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from zbsolve.executor.stagework import Gradients, StageWork, Tensors, fresh_leaf
 from zbsolve.executor.target import users_code
 
@@ -41,15 +39,12 @@ def borders(works: Sequence[StageWork], inputs: Tensors) -> list[Border]:
         wanted = tuple(t.requires_grad and t.is_floating_point() for t in flight.outputs)
         entering.append((tuple(t.detach() for t in flight.outputs), wanted))
     found: list[Border] = []
-    output_grads: Gradients = (None,) * len(entering[-1][0])
+    # of the loss, whose gradient is 1
+    output_grads: Gradients = (None,)
     for work, (tensors, wants), (leaving, _) in zip(works[::-1], entering[-2::-1], entering[::-1], strict=False):
         border = Border(tensors, wants, output_grads, sum(t.numel() * t.element_size() for t in leaving))
         found.append(border)
         with users_code(f"backward of stage {work.number} failed"):
-            gradients = work.backward(work.forward(border.leaves()), output_grads)
-        # torch sends zeros back for an input that was not used
-        output_grads = tuple(
-            (torch.zeros_like(t) if g is None else g.detach()) if w else None
-            for t, w, g in zip(tensors, wants, gradients, strict=True)
-        )
+            gradients = work.backward(work.forward(border.leaves(), split=False), output_grads)
+        output_grads = tuple(None if g is None else g.detach() for g in gradients)
     return found[::-1]

@@ -7,6 +7,11 @@ Tensors go over a boundary one way, the gradients of those that want one come ba
 
 Both sides fix the same `Boundary`: the sender from what its stage returned, the receiver from the
 header that comes before the first message.
+
+An output that the next stage makes no use of gets no gradient, as in the plain model: None comes back. Where
+a message between processes has to say so, flags go ahead of the gradients, until all have come once::
+
+    flags 1 0, dx      flags 1 1, dx, dm      dx, dm      dx, zeros for dm
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from zbsolve.errors import RunError
 __all__ = ["Boundary", "TensorSpec", "described"]
 
 Tensors = tuple[torch.Tensor, ...]
+Gradients = tuple["torch.Tensor | None", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +70,18 @@ class Boundary:
         Places of the tensors that want a gradient.
     announced
         Whether the header has gone to the other side.
+    complete
+        Whether all gradients have come back once, so that messages carry all of them from now on.
     """
 
-    __slots__ = ("_wants_all", "announced", "specs", "stage", "wanted")
+    __slots__ = ("_wants_all", "announced", "complete", "specs", "stage", "wanted")
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
         self.specs: tuple[TensorSpec, ...] | None = None
         self.wanted: tuple[int, ...] = ()
         self.announced = False
+        self.complete = False
         self._wants_all = False
 
     def fix(self, specs: Sequence[TensorSpec]) -> None:
@@ -80,6 +89,7 @@ class Boundary:
         self.specs = tuple(specs)
         self.wanted = tuple(i for i, spec in enumerate(self.specs) if spec.requires_grad)
         self._wants_all = len(self.wanted) == len(self.specs)
+        self.complete = not self.wanted
 
     def forget(self) -> None:
         """Let the next microbatch settle it anew."""
@@ -119,17 +129,21 @@ class Boundary:
                     "in the microbatch before; all microbatches need the same shapes, so pad or drop the odd one"
                 )
 
-    def returning(self, gradients: Sequence[torch.Tensor | None], device: torch.device) -> Tensors:
-        """The gradients to send back: of the tensors that want one, zeros where none came."""
-        assert self.specs is not None
-        found = []
-        for i in self.wanted:
-            gradient, spec = gradients[i], self.specs[i]
-            found.append(torch.zeros(spec.shape, dtype=spec.dtype, device=device) if gradient is None else gradient)
-        return tuple(found)
+    def returning(self, gradients: Sequence[torch.Tensor | None]) -> Gradients:
+        """The gradients to send back: those of the tensors that want one, None where none came."""
+        return tuple([gradients[i] for i in self.wanted])
 
-    def returned(self, gradients: Tensors) -> tuple[torch.Tensor | None, ...]:
-        """One entry for each output again: None where none is wanted."""
+    def filled(self, gradients: Gradients, device: torch.device) -> Tensors:
+        """Those gradients with zeros where none came."""
+        assert self.specs is not None
+        wanted = (self.specs[i] for i in self.wanted)
+        return tuple(
+            torch.zeros(spec.shape, dtype=spec.dtype, device=device) if gradient is None else gradient
+            for gradient, spec in zip(gradients, wanted, strict=True)
+        )
+
+    def returned(self, gradients: Gradients) -> Gradients:
+        """One entry for each output again: None where none is wanted, or none came."""
         if self._wants_all:
             return gradients
         assert self.specs is not None

@@ -181,9 +181,10 @@ class Crew:
 
 
 class _CallersMode:
-    """What torch keeps for each thread and the caller has set: autocast, and gradients on."""
+    """What torch keeps for each thread and the caller has set: autocast, and how many threads an operation uses."""
 
     def __init__(self) -> None:
+        self._threads = torch.get_num_threads()
         self._autocast = [
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled())
             for kind in ("cpu", "cuda")
@@ -192,6 +193,8 @@ class _CallersMode:
 
     def entered(self, device: torch.device) -> ExitStack:
         stack = ExitStack()
+        # a new thread starts with as many as there are cores, and kernels are chosen by it
+        torch.set_num_threads(self._threads)
         for kind, dtype, cache in self._autocast:
             stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache))
         if device.type == "cuda":

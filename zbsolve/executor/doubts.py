@@ -69,7 +69,7 @@ def doubts(work: StageWork, border: Border) -> list[str]:
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            flight = work.forward(border.leaves())
+            flight = work.forward(border.leaves(), split=False)
         found = []
         if any(IDLE_CHECKPOINT in str(warning.message) for warning in said):
             found.append(

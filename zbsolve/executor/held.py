@@ -1,31 +1,27 @@
-"""Bytes that a microbatch holds on a stage: what autograd saved and what the runtime keeps.
+"""Bytes that a microbatch holds on a stage, as the runtime runs it.
 
-On the CPU there is no allocator to ask, so `SavedTensors` watches every tensor that autograd
-saves. Each saved tensor is wrapped when autograd packs it; the wrapper dies with the graph node
-that keeps it, so the wrappers alive at any moment are what is held then::
+On the CPU there is no allocator to ask, so a stage that notes all memory it makes (`SplitStage` with
+``watch=True``) is asked what of it still lives, once the runtime has let go of what it lets go of::
 
-    forward:  pack(x) -> wrapper, kept by its node      alive = {x, ...}
-    backward: the node goes, its wrapper with it        alive = {}
+    F    inputs in, outputs handed on      alive: what autograd saved, inputs among it        after_forward
+    B    gradients handed on               alive: what W needs                                after_input
 
-Storages are counted once however many tensors look at them, and whole, since a view keeps all of
-its storage. Parameters and buffers are static, so they are left out. Tensors kept outside autograd's
-own saving (attributes of a custom `autograd.Function`, inputs inside a checkpointed block) are not
-seen. On CUDA the caching allocator knows it all.
+Parameters and buffers are static, so they are left out, as is what the receive slots hold. On CUDA the
+caching allocator knows it all.
 """
 
 from __future__ import annotations
 
-import weakref
+import gc
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 
 import torch
 
 from zbsolve.executor.borders import Border
-from zbsolve.executor.stagework import StageWork
+from zbsolve.executor.stagework import Gradients, StageWork
 
-__all__ = ["Held", "SavedTensors", "held_bytes", "storage_bytes"]
+__all__ = ["Held", "held_bytes", "storage_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +37,23 @@ def held_bytes(work: StageWork, border: Border, device: torch.device) -> Held:
     """Run a stage once and see what it holds; the gradients of its weights must be there already."""
     if device.type == "cuda":
         return _held_by_allocator(work, border, device)
-    static = [*work.module.parameters(), *work.module.buffers()]
-    with SavedTensors() as saved:
+    work = work.watched()
+    # the first B of a stage has to find out what it cannot defer, and torch what an operation is called
+    for _ in range(2):
+        gc.collect(0)
         flight = work.forward(border.leaves())
-    after_forward = storage_bytes([*saved.tensors(), *flight.held()], without=static)
-    work.backward_input(flight, border.output_grads)
-    after_input = storage_bytes([*saved.tensors(), *flight.held()], without=static)
-    work.backward_weight(flight)
+        # handed on: whoever has it now counts it
+        flight.outputs, flight.loss = (), None
+        after_forward = work.held().total
+        work.backward_input(flight, _received(border))
+        after_input = work.held().total
+        work.backward_weight(flight)
     return Held(after_forward, after_input, 0)
+
+
+def _received(border: Border) -> Gradients:
+    """The gradients of the outputs, each in a buffer of its own, of which nothing is kept but what is used."""
+    return tuple(None if g is None else g.clone() for g in border.output_grads)
 
 
 def _held_by_allocator(work: StageWork, border: Border, device: torch.device) -> Held:
@@ -68,59 +73,20 @@ def _held_by_allocator(work: StageWork, border: Border, device: torch.device) ->
     base = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     flight = work.forward(border.leaves())
+    flight.outputs, flight.loss = (), None
     after_forward = held()
     extra = [peak() - after_forward]
-    # the gradient comes in a buffer of its own, which a split backward keeps
-    work.backward_input(flight, tuple(None if g is None else g.clone() for g in border.output_grads))
-    for leaf in flight.inputs:
-        leaf.grad = None
+    work.backward_input(flight, _received(border))
     after_input = held()
     extra.append(peak() - max(after_forward, after_input))
     work.backward_weight(flight)
     extra.append(peak() - after_input)
-    del flight
-    flight = work.forward(border.leaves())
+    flight = work.forward(border.leaves(), split=False)
+    flight.outputs, flight.loss = (), None
     peak()
     work.backward(flight, border.output_grads)
     extra.append(peak() - after_forward)
     return Held(max(after_forward, 0), max(after_input, 0), max(0, *extra))
-
-
-class _Saved:
-    __slots__ = ("__weakref__", "tensor")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-
-class SavedTensors:
-    """Context in which autograd's saved tensors are watched; usable after it is left."""
-
-    def __init__(self) -> None:
-        self._alive: weakref.WeakSet[_Saved] = weakref.WeakSet()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
-
-    def _pack(self, tensor: torch.Tensor) -> _Saved:
-        saved = _Saved(tensor)
-        self._alive.add(saved)
-        return saved
-
-    def __enter__(self) -> SavedTensors:
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hooks.__exit__(kind, error, trace)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """The saved tensors that are still kept by some graph node."""
-        return [saved.tensor for saved in self._alive]
-
-
-def _unpack(saved: _Saved) -> torch.Tensor:
-    return saved.tensor
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor], *, without: Iterable[torch.Tensor] = ()) -> int:

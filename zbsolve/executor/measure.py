@@ -6,8 +6,8 @@ model. Repeats run over the stages in turn, so that a machine that drifts hits a
     warm-up   stage 0, stage 1, ... several times
     repeat    stage 0: F B W, then F BW    stage 1: F B W, then F BW    ...
 
-Durations are medians; their interquartile ranges go into the profile's source. How the backward is
-split is torch's own way for now (`stagework.py`), and the source says so.
+Durations are medians; their interquartile ranges go into the profile's source. The backward is split as the
+runtime splits it (`stagework.py`), and the source says what of the weight gradients W does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -87,9 +86,10 @@ def measure_profile(
     Returns
     -------
     Profile
-        Times in ns as medians, with their interquartile ranges in its source. Bytes held are what
-        autograd saves and the runtime keeps, inputs and outputs included, storages once, parameters
-        not (CPU), or what the allocator holds (CUDA). Static bytes are parameters, their gradients
+        Times in ns as medians, with their interquartile ranges in its source. Bytes held are what lives on
+        account of a microbatch once its outputs have been handed on: what autograd saves, inputs among it, until B,
+        and what W needs until W; storages once, parameters not (CPU), or what the allocator holds (CUDA). Receive
+        slots are not among it. Static bytes are parameters, their gradients
         and `optimizer_copies` times the trainable parameters, and buffers.
 
     Raises
@@ -116,7 +116,7 @@ def measure_profile(
         module.to(where)
     entering = tuple(_moved(t, where) for t in (inputs if isinstance(inputs, tuple) else (inputs,)))
     works = [StageWork(number, module) for number, module in enumerate(modules)]
-    works[-1] = replace(works[-1], loss_fn=loss_fn, target=_moved(target, where))
+    works[-1] = StageWork(len(modules) - 1, modules[-1], loss_fn, _moved(target, where))
     with _quiet(modules, where, threads):
         used_threads = torch.get_num_threads()
         stages_met = list(zip(works, borders(works, entering), strict=True))
@@ -125,7 +125,6 @@ def measure_profile(
         for work, border in stages_met:
             with users_code(f"stage {work.number} failed"):
                 warnings += [f"WARNING: {doubt}" for doubt in doubts(work, border)]
-                warnings.append(_left_out_by_split(work, border))
                 held.append(held_bytes(work, border, where))
     output_bytes = [border.output_bytes for _, border in stages_met[:-1]] + [0]
     link, link_note = measure_link(where, max(output_bytes))
@@ -150,8 +149,8 @@ def measure_profile(
         f"{clock} time, {used_threads} thread{'s' * (used_threads > 1)} for each operation"
         if on_cpu
         else "CUDA events",
-        "torch's split backward, where B of stage 0 does nothing and its W runs the whole backward",
-        "bytes held: saved tensors, inputs and outputs, storages once; workspace not measured"
+        _deferred(works),
+        "bytes held: what lives once outputs are handed on, storages once; workspace not measured"
         if on_cpu
         else "bytes held and workspace: of the caching allocator",
         f"static bytes: parameters, gradients, {optimizer_copies} optimizer copies, buffers",
@@ -161,7 +160,7 @@ def measure_profile(
     source = ProfileSource(
         host=platform.node(),
         device=_device_name(where),
-        split="torch",
+        split="zbsolve",
         versions=(("torch", str(torch.__version__)), ("python", platform.python_version())),
         samples=repeats,
         spread=tuple(StageSpread(**{field: _iqr(values) for field, values in lap.items()}) for lap in laps),
@@ -204,6 +203,7 @@ def _one_round(work: StageWork, border: Border, clock: Clock) -> dict[str, list[
         clock.settle()
         marks.append(clock.mark())
         flight = work.forward(leaves)
+        del leaves
         marks.append(clock.mark())
         work.backward_input(flight, border.output_grads)
         marks.append(clock.mark())
@@ -214,7 +214,7 @@ def _one_round(work: StageWork, border: Border, clock: Clock) -> dict[str, list[
         leaves = border.leaves()
         clock.settle()
         marks.append(clock.mark())
-        flight = work.forward(leaves)
+        flight = work.forward(leaves, split=False)
         marks.append(clock.mark())
         work.backward(flight, border.output_grads)
         marks.append(clock.mark())
@@ -230,20 +230,15 @@ def _one_round(work: StageWork, border: Border, clock: Clock) -> dict[str, list[
     }
 
 
-def _left_out_by_split(work: StageWork, border: Border) -> str:
-    """A warning where torch's split forgets weights: those that no input wanting a gradient leads to."""
-    _forget_gradients(work.module)
-    flight = work.forward(border.leaves())
-    work.backward_input(flight, border.output_grads)
-    work.backward_weight(flight)
-    split = {name for name, p in work.module.named_parameters() if p.grad is not None}
-    _forget_gradients(work.module)
-    work.backward(work.forward(border.leaves()), border.output_grads)
-    missing = [name for name, p in work.module.named_parameters() if p.grad is not None and name not in split]
-    if not missing:
-        return ""
-    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    return f"WARNING: on stage {work.number} torch's split backward computes no gradient for {shown}; fuse it there"
+def _deferred(works: Sequence[StageWork]) -> str:
+    """What of the weight gradients W does, over all stages, and what B has to do."""
+    reports = [work.report() for work in works]
+    total = sum(r.deferred_flops + r.norm_flops + r.fallback_flops for r in reports)
+    share = sum(r.deferred_flops for r in reports) / total if total else 1.0
+    names = [f"{f.name} of {r.stage}" for r in reports for f in r.fallback]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    text = f"split backward of the runtime: W does {100 * share:.1f} % of weight-gradient FLOPs"
+    return text + (f"; B has to weigh {shown}" if names else "")
 
 
 def _static_bytes(module: torch.nn.Module, optimizer_copies: int) -> int:

@@ -8,10 +8,14 @@ lies in `Desk.mail`, one place a message::
     send 9      hand mail[9] to the transport
 
 Actions that mean nothing to a transport, and hand-overs within the rank, leave no function.
+
+A B with its W right behind it, and no other operation that waits for what B finds (so on stage 0), runs as one
+plain backward: the gradients are the same, and nothing is kept for W in between. The trace shows a W of no length.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,6 +24,7 @@ import torch
 
 from zbsolve.errors import RunError
 from zbsolve.executor.boundary import Boundary
+from zbsolve.executor.cutoff import stops, warn_if_cut_off, warn_of_stop
 from zbsolve.executor.transports.protocol import Mail, Tensors
 from zbsolve.lowering import Action, Do, Lowered
 from zbsolve.ops import Kind, Op
@@ -67,6 +72,8 @@ class Desk:
         By microbatch, where this rank has stage 0 and the last stage.
     losses
         By microbatch, detached, as the loss function gave them.
+    input_gradients
+        By microbatch, what stage 0 found for its inputs, where those want a gradient.
     marks
         Start and end of every operation, by its place among the computes of the row.
     passing
@@ -81,6 +88,7 @@ class Desk:
     inputs: list[Any]
     targets: list[Any]
     losses: list[Any]
+    input_gradients: list[Any]
     marks: list[Any]
     passing: list[Any]
     divisor: int = 1
@@ -109,7 +117,7 @@ class Program:
     actions: list[Action] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     cut: int = 0
-    desk: Desk = field(default_factory=lambda: Desk([], [], [], [], [], []))
+    desk: Desk = field(default_factory=lambda: Desk([], [], [], [], [], [], []))
     ran: bool = False
 
 
@@ -121,6 +129,7 @@ def empty_desk(lowered: Lowered, rank: int, microbatches: int) -> Desk:
         inputs=[None] * microbatches,
         targets=[None] * microbatches,
         losses=[None] * microbatches,
+        input_gradients=[None] * microbatches,
         marks=[None] * (2 * computes),
         passing=[None] * (3 * len(lowered.messages)),
     )
@@ -139,7 +148,6 @@ def training_program(
     boundaries: Mapping[int, Boundary],
     mail: Mail,
     mark: Mark,
-    device: torch.device,
     after_last_weight: Callable[[int], Call | None],
     after_forward: Callable[[int], AfterForward | None],
 ) -> Program:
@@ -165,8 +173,6 @@ def training_program(
         The rank's messages.
     mark
         Gives the time now.
-    device
-        Of the rank.
     after_last_weight
         What to do once the gradients of a stage are complete, if anything.
     after_forward
@@ -177,6 +183,8 @@ def training_program(
     row = lowered.rows[rank]
     fused = {(a.op.stage, a.op.microbatch) for a in row if a.do is Do.COMPUTE and a.op.kind is Kind.BACKWARD}
     entering, leaving = _ends(lowered, rank)
+    joined = _joined(row, leaving)
+    whole = fused | joined
     last_weight = {
         a.op.stage: a for a in row if a.do is Do.COMPUTE and a.op.kind in (Kind.BACKWARD_WEIGHT, Kind.BACKWARD)
     }
@@ -187,16 +195,20 @@ def training_program(
         stage, key = stages[op.stage], op.microbatch
         if op.kind is Kind.FORWARD:
             finish = _loss(desk, key, loss_fn) if op.stage == last_stage else None
-            split = (op.stage, key) not in fused
+            split = (op.stage, key) not in whole
             behind = None if out is None else boundaries[out]
             look = after_forward(op.stage)
-            return _forward(desk, at, mark, stage, key, into, out, split=split, finish=finish, behind=behind, look=look)
+            return _forward(
+                desk, at, mark, op.stage, stage, key, into, out,
+                split=split, finish=finish, behind=behind, look=look,
+            )  # fmt: skip
+        together = (op.stage, key) in joined
         if op.kind is Kind.BACKWARD_WEIGHT:
-            return _backward_weight(desk, at, mark, stage, key)
-        run = stage.backward_input if op.kind is Kind.BACKWARD_INPUT else stage.backward
+            return _done_with_input(desk, at) if together else _backward_weight(desk, at, mark, stage, key)
+        run = stage.backward_input if op.kind is Kind.BACKWARD_INPUT and not together else stage.backward
         ahead = None if out is None else boundaries[out]
         behind = None if into is None else boundaries[into]
-        return _backward(desk, at, mark, run, key, into, out, behind=behind, ahead=ahead, device=device)
+        return _backward(desk, at, mark, op.stage, run, key, into, out, behind=behind, ahead=ahead)
 
     waiting_for_sends: list[tuple[Action, Call]] = []
     for number, action in enumerate((*(row[i] for i in (*first, *rest)), None)):
@@ -299,6 +311,18 @@ def message_call(action: Action, desk: Desk, mail: Mail, mark: Mark) -> Call | N
     return None
 
 
+def _joined(row: Sequence[Action], leaving: Mapping[Op, int]) -> set[tuple[int, int | None]]:
+    """Stage and microbatch of each B that its W follows at once, and that hands nothing on."""
+    ops = [action.op for action in row if action.do is Do.COMPUTE]
+    return {
+        (op.stage, op.microbatch)
+        for op, behind in itertools.pairwise(ops)
+        if op.kind is Kind.BACKWARD_INPUT
+        and behind == Op(Kind.BACKWARD_WEIGHT, op.stage, op.microbatch)
+        and op not in leaving
+    }
+
+
 def _ends(lowered: Lowered, rank: int) -> tuple[dict[Op, int], dict[Op, int]]:
     """The message that enters each operation of a rank, and the one that leaves it."""
     entering, leaving = {}, {}
@@ -314,6 +338,7 @@ def _forward(
     desk: Desk,
     at: int,
     mark: Mark,
+    number: int,
     stage: StageWork,
     key: int,
     into: int | None,
@@ -337,6 +362,8 @@ def _forward(
         if look is not None:
             look(key, inputs, outputs if finish is None else (desk.losses[key],), finish is not None)
         if behind is not None:
+            if behind.specs is None:
+                warn_if_cut_off(number, stage.module, inputs, outputs)
             behind.check(outputs, key)
             letters[out] = outputs  # type: ignore[index]
 
@@ -347,6 +374,7 @@ def _backward(
     desk: Desk,
     at: int,
     mark: Mark,
+    number: int,
     run: Callable[[int, Sequence[Any]], tuple[Any, ...]],
     key: int,
     into: int | None,
@@ -354,10 +382,10 @@ def _backward(
     *,
     behind: Boundary | None,
     ahead: Boundary | None,
-    device: torch.device,
 ) -> Call:
-    letters, marks = desk.mail, desk.marks
+    letters, marks, told = desk.mail, desk.marks, desk.input_gradients
     of_the_loss = (None,)
+    warned = False
 
     def backward() -> None:
         if behind is None:
@@ -368,8 +396,15 @@ def _backward(
         marks[at] = mark()
         found = run(key, gradients)
         marks[at + 1] = mark()
-        if ahead is not None:
-            letters[out] = ahead.returning(found, device)  # type: ignore[index]
+        if ahead is None:
+            told[key] = found
+            return
+        returning = ahead.returning(found)
+        letters[out] = returning  # type: ignore[index]
+        nonlocal warned
+        if returning and returning[0] is None and not warned and stops(returning, gradients, of_the_loss):
+            warned = True
+            warn_of_stop(number)
 
     return backward
 
@@ -383,6 +418,15 @@ def _backward_weight(desk: Desk, at: int, mark: Mark, stage: StageWork, key: int
         marks[at + 1] = mark()
 
     return backward_weight
+
+
+def _done_with_input(desk: Desk, at: int) -> Call:
+    marks = desk.marks
+
+    def nothing() -> None:
+        marks[at] = marks[at + 1] = marks[at - 1]
+
+    return nothing
 
 
 def _evaluate(
@@ -428,6 +472,11 @@ def _loss(desk: Desk, key: int, loss_fn: Callable[..., torch.Tensor]) -> Callabl
             raise RunError(f"the loss function must return one number, got {got}")
         if loss.dim():
             loss = loss.reshape(())
+        if not loss.requires_grad:
+            raise RunError(
+                "the loss has no gradient, so nothing would learn: is the output or the loss detached, turned into a "
+                "plain number, computed under no_grad, or is every parameter frozen?"
+            )
         desk.losses[key] = loss.detach()
         if desk.divisor != 1:
             loss = loss / desk.divisor

@@ -11,11 +11,13 @@ from typing import Any, Protocol
 import torch
 
 from zbsolve.errors import RunError
+from zbsolve.executor.batch import give_back
 from zbsolve.executor.boundary import Boundary, described
 from zbsolve.executor.clock import Clock, clock_of
 from zbsolve.executor.finite import FiniteWatch, Mode
 from zbsolve.executor.optimizer import PostValidatedOptimizer, Validation
 from zbsolve.executor.program import Call, Program, StageWork, evaluation_program, training_program
+from zbsolve.executor.split import SharedByStages, SplitStage
 from zbsolve.executor.story import waiting_for
 from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped
 from zbsolve.executor.updating import WarmUp
@@ -88,6 +90,10 @@ class Rank:
         self.number = endpoint.rank
         self.endpoint = endpoint
         self.stages = dict(stages)
+        self.shared = SharedByStages({number: work.module for number, work in stages.items()})
+        for number, work in stages.items():
+            if isinstance(work, SplitStage):
+                work.share = self.shared.of(number)
         self.device = device
         self.clock: Clock = clock_of(device)
         self.optimizer: PostValidatedOptimizer | None = None
@@ -123,7 +129,6 @@ class Rank:
             boundaries=boundaries,
             mail=mail,
             mark=self.clock.mark,
-            device=device,
             after_last_weight=self._after_last_weight,
             after_forward=self.finite.after_forward,
         )
@@ -171,6 +176,8 @@ class Rank:
             self._run(self.training)
         else:
             self._run_and_validate(optimizer)
+        if self.has_first:
+            self._guarded(partial(give_back, desk.inputs, desk.input_gradients), "at the gradient of the batch")
         for around in self.around:
             self._guarded(around.end, "at the sum over replicas")
         if optimizer is not None and update:
@@ -179,7 +186,8 @@ class Rank:
         self.finite.end_step(self.steps)
         self.history.append((self.steps, desk.marks.copy(), desk.passing.copy()))
         self.steps += 1
-        desk.inputs[:] = desk.targets[:] = desk.losses[:] = [None] * self._microbatches
+        for places in (desk.inputs, desk.targets, desk.losses, desk.input_gradients):
+            places[:] = [None] * self._microbatches
         return losses
 
     def _run_and_validate(self, optimizer: PostValidatedOptimizer) -> None:
@@ -311,7 +319,7 @@ class Rank:
         self._where = "between steps"
         for program in (self.training, self.evaluation):
             desk = program.desk
-            for places in (desk.mail, desk.inputs, desk.targets, desk.losses):
+            for places in (desk.mail, desk.inputs, desk.targets, desk.losses, desk.input_gradients):
                 places[:] = [None] * len(places)
 
 

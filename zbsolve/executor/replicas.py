@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from zbsolve.errors import InvalidInput
 from zbsolve.executor.transports.protocol import Endpoint
 
 __all__ = ["ReplicaSum"]
@@ -55,7 +56,7 @@ class ReplicaSum:
         if parameters is None or stage in self._told:
             return
         self._told.add(stage)
-        own = [_gradient(p) for p in parameters]
+        own = _gradients(parameters)
         for rank in self._holders[stage]:
             if rank != self._endpoint.rank:
                 self._endpoint.tell(rank, own, 1 + stage)
@@ -66,20 +67,32 @@ class ReplicaSum:
             self.complete(stage)
         for stage in sorted(self._parameters):
             parameters = self._parameters[stage]
-            own = [_gradient(p) for p in parameters]
+            own = _gradients(parameters)
             parts = [
                 own if rank == self._endpoint.rank else self._endpoint.hear(rank, own, 1 + stage)
                 for rank in self._holders[stage]
             ]
-            for parameter, *gradients in zip(parameters, *parts, strict=True):
+            found = torch.stack([flags.cpu() for *_, flags in parts]).any(0).tolist()
+            for there, parameter, *gradients in zip(found, parameters, *(part[:-1] for part in parts), strict=True):
+                before = self._before.get(parameter)
+                if not there:
+                    parameter.grad = before
+                    continue
                 # never in place: the other holders may still be reading
                 total = gradients[0]
                 for gradient in gradients[1:]:
                     total = total + gradient
-                before = self._before.get(parameter)
                 parameter.grad = total if before is None else before + total
         self._before = {}
 
 
-def _gradient(parameter: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One for each parameter, zeros where there is none, and last which there are."""
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise InvalidInput(
+                f"a gradient of shape {tuple(parameter.shape)} is sparse, which replicas cannot sum: build its "
+                "embedding with sparse=False"
+            )
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    return [*found, torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)]

@@ -235,6 +235,12 @@ class Pipeline:
         placement = self.problem.placement
         for rank in self.ranks:
             shared = {s: placement.holders(s) for s in rank.stages if len(placement.holders(s)) > 1}
+            for numbers in rank.shared.holders.values():
+                if not numbers.isdisjoint(shared):
+                    raise InvalidInput(
+                        f"stages {', '.join(map(str, sorted(numbers)))} share a parameter on rank {rank.number} and "
+                        "lie on other ranks, too, where copies would drift apart; give each stage its own"
+                    )
             if shared:
                 rank.endpoint.befriend(sorted({r for holders in shared.values() for r in holders} - {rank.number}))
                 modules = {s: rank.stages[s].module for s in shared}
@@ -276,7 +282,7 @@ class Pipeline:
         ----------
         batch
             Tensor or tuple of tensors for stage 0, cut along the first dimension into microbatches.
-            Ranks without stage 0 need none.
+            Ranks without stage 0 need none. Where one wants a gradient itself, it ends in its ``.grad``.
         target
             The same for the loss function; ranks without the last stage need none.
 
@@ -455,7 +461,7 @@ class Pipeline:
         if rank.has_first:
             if batch is None:
                 raise InvalidInput(f"rank {rank.number} holds stage 0, so it needs the batch")
-            inputs = cut_batch(batch, count, rank.device, "the batch")
+            inputs = cut_batch(batch, count, rank.device, "the batch", wants=training)
         if rank.has_last and training:
             if target is None:
                 raise InvalidInput(f"rank {rank.number} holds the last stage, so it needs the target")

@@ -1,31 +1,26 @@
-"""The operations of one stage, done the way `torch.distributed.pipelining` does them.
+"""The operations of one stage, done the way the runtime does them, one microbatch at a time.
 
 ::
 
-    forward          inputs -> outputs (-> loss on the last stage); inputs are leaves that want a gradient
-    backward         both gradients in one: torch's B
-    backward_input   torch's I: the gradients of the inputs, keeping what the weights still need
-    backward_weight  torch's W
+    forward          inputs -> outputs (-> loss on the last stage)
+    backward         both gradients in one: plain autograd, as an order with fused backwards runs it
+    backward_input   the gradients of the inputs; what the weights still need stays in the stage
+    backward_weight  the gradients of the weights
 
-torch splits the backward by walking the autograd graph (`_backward.py`), except on stage 0, where
-I does nothing and W runs the whole backward. A profile must foretell what torch's runtime will
-do, so this does the same.
+A profile must foretell what the runtime will do, so this runs the runtime's own `SplitStage`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.pipelining._backward import (
-    stage_backward,
-    stage_backward_input,
-    stage_backward_weight,
-)
 
 from zbsolve.errors import InvalidInput
+from zbsolve.executor.split import HeldBytes, SplitReport, SplitStage
 from zbsolve.executor.target import LossFn, refuse_coroutine
 
 __all__ = ["InFlight", "StageWork", "fresh_leaf", "tensors_of"]
@@ -36,93 +31,95 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 @dataclass(slots=True)
 class InFlight:
-    """What a runtime keeps for one microbatch on one stage between its forward and its last backward."""
+    """One microbatch between its forward and its last backward.
 
-    inputs: Tensors
-    outputs: Tensors = ()
+    Parameters
+    ----------
+    key
+        Its name on the stage.
+    outputs
+        Detached; whether they want a gradient they say themselves. Of the last stage the loss alone.
+    loss
+        Of the last stage.
+    """
+
+    key: int
+    outputs: Tensors
     loss: torch.Tensor | None = None
-    output_grads: Gradients = ()
-    param_groups: list[dict[str, Any]] = field(default_factory=list)
-
-    def held(self) -> Iterable[torch.Tensor]:
-        """Every tensor that it refers to directly (what autograd saved is apart)."""
-        yield from self.inputs
-        yield from self.outputs
-        if self.loss is not None:
-            yield self.loss
-        yield from (g for g in self.output_grads if g is not None)
-        for group in self.param_groups:
-            for gradients in group.get("grads") or ():
-                yield from (g for g in gradients or () if g is not None)
 
 
-@dataclass(frozen=True, slots=True)
 class StageWork:
     """One stage of a model with what its operations need.
 
     Parameters
     ----------
     number
-        Of the stage; 0 takes the model's inputs, which want no gradient.
+        Of the stage.
     module
         Of the stage.
     loss_fn, target
         On the last stage; None elsewhere.
+    watch
+        Whether to note all that lives, for `held`; slows the stage down.
     """
 
-    number: int
-    module: torch.nn.Module
-    loss_fn: LossFn | None = None
-    target: torch.Tensor | None = None
+    def __init__(
+        self,
+        number: int,
+        module: torch.nn.Module,
+        loss_fn: LossFn | None = None,
+        target: torch.Tensor | None = None,
+        *,
+        watch: bool = False,
+    ) -> None:
+        self.number = number
+        self.module = module
+        self.loss_fn = loss_fn
+        self.target = target
+        self._stage = SplitStage(module, name=f"stage {number}", watch=watch)
+        self._keys = itertools.count()
 
-    def forward(self, inputs: Tensors) -> InFlight:
-        """Run the module, and the loss on the last stage."""
-        flight = InFlight(inputs)
-        output = self.module(*inputs)
-        flight.outputs = tensors_of(output, f"stage {self.number} returned")
-        if self.loss_fn is not None:
-            flight.loss = self.loss_fn(output, self.target)
-            refuse_coroutine(flight.loss, "the loss function returned")
-            if not isinstance(flight.loss, torch.Tensor) or flight.loss.numel() != 1:
+    def watched(self) -> StageWork:
+        """The same stage, noting what lives."""
+        return StageWork(self.number, self.module, self.loss_fn, self.target, watch=True)
+
+    def forward(self, inputs: Tensors, *, split: bool = True) -> InFlight:
+        """Run the module, and the loss on the last stage; `split` is False ahead of `backward`."""
+        key = next(self._keys)
+        finish = None if self.loss_fn is None else self._finisher(self.loss_fn)
+        outputs = self._stage.forward(key, *inputs, split=split, finish=finish)
+        return InFlight(key, outputs, None if finish is None else outputs[0])
+
+    def _finisher(self, loss_fn: LossFn) -> Callable[[Any], torch.Tensor]:
+        def finish(output: Any) -> torch.Tensor:
+            tensors_of(output, f"stage {self.number} returned")
+            loss = loss_fn(output, self.target)
+            refuse_coroutine(loss, "the loss function returned")
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                 raise InvalidInput("the loss function must return a tensor with one element")
-        return flight
+            return loss.reshape(()) if loss.dim() else loss
+
+        return finish
 
     def backward(self, flight: InFlight, output_grads: Gradients) -> Gradients:
         """Both gradients in one; returns those of the inputs."""
-        if not self._differentiable(flight):
-            return (None,) * len(flight.inputs)
-        if flight.loss is not None:
-            return tuple(stage_backward(flight.loss, None, flight.inputs))
-        return tuple(stage_backward(flight.outputs, output_grads, flight.inputs))
+        return self._stage.backward(flight.key, output_grads)
 
     def backward_input(self, flight: InFlight, output_grads: Gradients) -> Gradients:
-        """The gradients of the inputs; what the weights need stays in `flight`."""
-        flight.output_grads = output_grads
-        if self.number == 0 or not self._differentiable(flight):
-            return (None,) * len(flight.inputs)
-        roots = [flight.loss] if flight.loss is not None else list(flight.outputs)
-        gradients, flight.param_groups = stage_backward_input(
-            roots,
-            None if flight.loss is not None else list(output_grads),  # type: ignore[arg-type]
-            list(flight.inputs),
-            self.module.parameters(),
-        )
-        if flight.loss is not None:
-            for output in flight.outputs:
-                if not output._is_view():
-                    output.detach_()
-        return tuple(gradients)
+        """The gradients of the inputs; what the weights need stays in the stage."""
+        return self._stage.backward_input(flight.key, output_grads)
 
     def backward_weight(self, flight: InFlight) -> None:
         """The gradients of the weights, added to ``.grad`` of the parameters."""
-        if self.number == 0:
-            self.backward(flight, flight.output_grads)
-        else:
-            stage_backward_weight(self.module.parameters(), flight.param_groups)
+        self._stage.backward_weight(flight.key)
 
-    def _differentiable(self, flight: InFlight) -> bool:
-        roots = flight.outputs if flight.loss is None else (flight.loss,)
-        return any(root.requires_grad for root in roots)
+    def held(self) -> HeldBytes:
+        """What microbatches in flight keep alive."""
+        return self._stage.held_bytes()
+
+    def report(self) -> SplitReport:
+        """What of the weight gradients waits for W; after one has."""
+        return self._stage.report()
 
 
 def fresh_leaf(tensor: torch.Tensor, *, wants_grad: bool) -> torch.Tensor:

@@ -5,8 +5,9 @@ stage.py          SplitStage: F, B, W of many microbatches
     modules.py    which modules, and their split forwards
       linear.py embedding.py convolution.py norms.py
   flight.py       one microbatch between F and W
-  queue.py        what W still needs
+  waiting.py      what W still needs
     accumulate.py into .grad as autograd does
+    shared.py     parameters of several stages of a rank
   aside.py        what B computes of weights waits for W, too
 report.py flops.py held.py     what is deferred, and what lives
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from zbsolve.executor.split.held import HeldBytes
 from zbsolve.executor.split.report import Fallback, SplitReport
+from zbsolve.executor.split.shared import SharedByStages
 from zbsolve.executor.split.stage import SplitStage
 
-__all__ = ["Fallback", "HeldBytes", "SplitReport", "SplitStage"]
+__all__ = ["Fallback", "HeldBytes", "SharedByStages", "SplitReport", "SplitStage"]

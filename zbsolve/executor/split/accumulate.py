@@ -38,8 +38,12 @@ def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, *, hooked: bool 
         return
     sofar = parameter.grad
     if sofar is not None:
-        sofar.add_(gradient)
-    elif gradient.stride() == parameter.stride():
+        if sofar.is_sparse and not gradient.is_sparse:
+            # nothing dense fits into what is sparse
+            parameter.grad = gradient + sofar
+        else:
+            sofar.add_(gradient)
+    elif gradient.is_sparse or gradient.stride() == parameter.stride() or lies_alike(gradient, parameter):
         parameter.grad = gradient
     else:
         # optimizers rely on a gradient that lies in memory as its parameter does
@@ -47,3 +51,9 @@ def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, *, hooked: bool 
     if after:
         for hook in tuple(after.values()):
             hook(parameter)
+
+
+def lies_alike(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether their strides agree wherever a dimension has more than one entry."""
+    strides = zip(parameter.shape, gradient.stride(), parameter.stride(), strict=True)
+    return all(size == 1 or mine == its for size, mine, its in strides)

@@ -10,11 +10,14 @@ and the sums of earlier microbatches come back::
 
 Most parameters are of the second sort; looking costs a tenth of a microsecond each. Hooks that want
 to see ``.grad`` after an addition are put aside, too: W runs them.
+
+Within B a reentrant checkpoint starts a run of autograd of its own, which adds to ``.grad`` by itself. Where
+there are several runs, each addition is caught as it happens, by a hook.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -26,16 +29,30 @@ __all__ = ["GradientsAside"]
 class GradientsAside:
     """Context in which parameters have no ``.grad`` but what is computed in it.
 
+    Parameters
+    ----------
+    parameters
+        Which; a tied one may stand there twice.
+    each
+        Called with parameter and gradient at each addition, from within the run of autograd that makes it; by
+        default what is there in the end is in `found`.
+
     Attributes
     ----------
     found
         Once left: the parameters that got a gradient, each with it.
     """
 
-    __slots__ = ("_before", "_hooks", "_parameters", "found")
+    __slots__ = ("_before", "_catchers", "_each", "_hooks", "_parameters", "found")
 
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        each: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+    ) -> None:
         self._parameters = parameters
+        self._each = each
+        self._catchers: list[tuple[torch.Tensor, Any, bool]] = []
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -51,11 +68,26 @@ class GradientsAside:
                 # autograd looks into this very dictionary, so it has to be emptied, not replaced
                 self._hooks.append((hooks, dict(hooks)))
                 hooks.clear()
+        if self._each is not None:
+            for parameter in {id(p): p for p in self._parameters if p.requires_grad and p.is_leaf}.values():
+                bare = parameter._post_accumulate_grad_hooks is None
+                catcher = parameter.register_post_accumulate_grad_hook(self._catch)  # type: ignore[no-untyped-call]
+                self._catchers.append((parameter, catcher, bare))
         return self
+
+    def _catch(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None and self._each is not None:
+            parameter.grad = None
+            self._each(parameter, gradient)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for parameter, catcher, bare in self._catchers:
+            catcher.remove()
+            if bare:
+                parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
         for parameter in self._parameters:
             gradient = parameter.grad
             if gradient is not None:

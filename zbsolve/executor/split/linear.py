@@ -8,7 +8,10 @@
 
 Bitwise equality with autograd needs its choice of kernels, not its formulas alone: a contiguous
 input of any rank with a bias goes through one `addmm` on rows, everything else through `matmul`
-and an addition; and each product is taken in the order that suits the layout of what it is for.
+and an addition; and each product is taken in the order that suits the layout of what it is for::
+
+    x as rows      (n, in), or (in, n) seen from its side        dx = dy W,   or (W' dy')'
+    W              (out, in), or (in, out) seen from its side    dW = dy' x,  or (x' dy)'
 
 Under autocast B casts the weight again, where autograd would keep the cast one from F to B: a copy of
 all weights for every microbatch in flight.
@@ -45,11 +48,14 @@ class LinearSplit(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.call = call
         ctx.shape = shape = x.shape
+        weight, bias, _, dtype = call
         # detached: x must not keep the graph behind it alive until W
         kept = x.detach()
-        if len(shape) != 2 and x.is_contiguous():
-            kept = kept.view(-1, shape[-1])
-        weight, bias, _, dtype = call
+        ctx.sums_rows = len(shape) == 2 or x.is_contiguous()
+        if len(shape) == 1 and bias is None:
+            kept = kept.unsqueeze(0)
+        elif len(shape) != 2:
+            kept = as_rows(kept)
         ctx.hands_back = x.requires_grad
         if ctx.hands_back:
             ctx.save_for_backward(kept, weight)
@@ -69,28 +75,37 @@ class LinearSplit(torch.autograd.Function):
             return None, None, None
         parameter, bias, queue, dtype = ctx.call
         shape = ctx.shape
-        flat = len(shape) == 2
-        rows = dy if flat else dy.reshape(-1, dy.shape[-1])
+        rows = dy
+        if len(shape) == 1 and bias is None:
+            rows = dy.unsqueeze(0)
+        elif len(shape) != 2:
+            rows = dy.reshape(-1, dy.shape[-1])
         dx = None
         if ctx.hands_back:
             x, weight = ctx.saved_tensors
             if dtype is not None:
                 weight = weight.to(dtype)
-            if not flat:
-                dx = rows.mm(weight).view(*shape)
-            elif x.stride() == (1, shape[0]):
-                # x is the transpose of something contiguous, so make its gradient one too
-                dx = weight.t().mm(rows.t()).t()
-            else:
-                dx = rows.mm(weight)
+            # where x is the transpose of something contiguous, its gradient is made one too
+            turned = x.stride() == (1, rows.shape[0])
+            dx = weight.t().mm(rows.t()).t() if turned else rows.mm(weight)
+            if len(shape) != 2:
+                dx = dx.reshape(shape)
         else:
             (x,) = ctx.saved_tensors
         if bias is None or not bias.requires_grad:
             queue.add((weigh_linear, (x, rows, None), (parameter, None)))
         else:
             # what the forward added by itself after `matmul` is summed over every dimension at once
-            queue.add((weigh_linear, (x, rows, rows if x.dim() == 2 else dy), (parameter, bias)))
+            queue.add((weigh_linear, (x, rows, rows if ctx.sums_rows else dy), (parameter, bias)))
         return dx, None, None
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """The same memory with two dimensions; x itself where that takes a copy, which W makes for itself."""
+    if x.is_contiguous():
+        return x.view(-1, x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.data_ptr() == x.data_ptr() else x
 
 
 def lower(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -112,16 +127,19 @@ def weigh_linear(
     parameters
         Weight and bias.
     x, dy
-        Input and output gradient as rows; x still with all its dimensions where it is not contiguous.
+        Input and output gradient as rows; x still with all its dimensions where rows would be a copy.
     summed
         The output gradient with the dimensions over which db is summed; None for no db.
     """
     if x.dim() != 2:
         x = x.reshape(-1, x.shape[-1])
-    weight = dy.t().mm(x) if parameters[0].is_contiguous() else x.t().mm(dy).t()
+    weight = dy.t().mm(x) if parameters[0].stride() == (x.shape[1], 1) else x.t().mm(dy).t()
     if summed is None:
         return weight, None
-    return weight, dy.sum(0) if summed is dy else summed.sum_to_size(summed.shape[-1:])
+    if summed is dy:
+        return weight, dy.sum(0)
+    # of one position there is nothing to sum, and a gradient must not share dy's memory
+    return weight, summed.clone() if summed.dim() == 1 else summed.sum_to_size(summed.shape[-1:])
 
 
 def linear_flops(_parameters: object, x: torch.Tensor, dy: torch.Tensor, summed: torch.Tensor | None) -> int:

@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
+from torch._prims_common import suggest_memory_format
 from torch.nn import functional
 
 from zbsolve.executor.split.attention import attention_with
@@ -242,18 +243,13 @@ def group_norm(module: nn.GroupNorm, own: Forward, place: Place) -> Forward:
         x = raised(input, "group_norm", scale, bias)
         if x is None or input.shape[1] % module.num_groups:
             return own(input)
-        if not x.is_contiguous() and (x.device.type != "cpu" or not is_channels_last(x)):
-            x = x.contiguous()
-        return apply(GroupNormSplit, x, place, GroupNormCall(scale, bias, queue, module.num_groups, module.eps))
+        # what torch itself makes of x: on the CPU its kernels know channels last
+        layout = suggest_memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
+        x = x.contiguous(memory_format=layout)
+        call = GroupNormCall(scale, bias, queue, module.num_groups, module.eps, layout)
+        return apply(GroupNormSplit, x, place, call)
 
     return forward
-
-
-def is_channels_last(x: torch.Tensor) -> bool:
-    """Whether the channels are the fastest dimension of an image or a volume."""
-    if x.dim() == 4:
-        return x.is_contiguous(memory_format=torch.channels_last)
-    return x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d)
 
 
 def rms_norm(module: nn.RMSNorm, own: Forward, place: Place) -> Forward:
@@ -271,7 +267,8 @@ def rms_norm(module: nn.RMSNorm, own: Forward, place: Place) -> Forward:
         shape, eps = module.normalized_shape, module.eps
         if ready.device.type == "cuda" and hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
             return apply(RMSNormSplit, ready, place, RMSNormCall(scale, queue, shape, eps))
-        if ready.device.type == "cpu" and ready.dtype in {torch.float32, torch.float64}:
+        # where x lies otherwise, torch multiplies by the scale before it puts the result into order
+        if ready.device.type == "cpu" and ready.dtype in {torch.float32, torch.float64} and ready.is_contiguous():
             normed = functional.rms_norm(ready, shape, None, eps)
             return apply(ScaleSplit, normed, place, ScaleCall(scale, queue))
         return own(x)

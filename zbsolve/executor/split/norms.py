@@ -122,6 +122,8 @@ class GroupNormCall(NamedTuple):
     queue: WeightQueue
     groups: int
     eps: float
+    layout: torch.memory_format
+    """Of the input."""
 
 
 class GroupNormSplit(torch.autograd.Function):
@@ -133,7 +135,7 @@ class GroupNormSplit(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.call = call
         ctx.hands_back = x.requires_grad
-        scale, bias, _, groups, eps = call
+        scale, bias, _, groups, eps, _ = call
         batch, channels = x.shape[:2]
         ctx.sizes = (batch, channels, x[0, 0].numel(), groups)
         y: torch.Tensor
@@ -147,20 +149,14 @@ class GroupNormSplit(torch.autograd.Function):
         if dy is None:
             return None, None, None
         x, mean, rstd, weight = ctx.saved_tensors
-        dy = laid_out_as(dy, x)
-        scale, bias, queue, _, _ = ctx.call
+        scale, bias, queue, _, _, layout = ctx.call
+        dy = dy.contiguous(memory_format=layout)
         dx = None
         if ctx.hands_back:
             dx = _group_norm_backward(dy, x, mean, rstd, weight, *ctx.sizes, (True, False, False))[0]
-        queue.add((weigh_group_norm, (x, dy, mean, rstd, weight, ctx.sizes), that_train(scale, bias)))
+        plain = layout is torch.contiguous_format
+        queue.add((weigh_group_norm, (x, dy, mean, rstd, weight, ctx.sizes, plain), that_train(scale, bias)))
         return dx, None, None
-
-
-def laid_out_as(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Dy in the memory format of x on the CPU, plain elsewhere, as the operator wants it."""
-    if x.device.type == "cpu" and not x.is_contiguous():
-        return dy.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
-    return dy.contiguous()
 
 
 def weigh_group_norm(
@@ -171,10 +167,11 @@ def weigh_group_norm(
     rstd: torch.Tensor,
     scale: torch.Tensor | None,
     sizes: tuple[int, int, int, int],
+    plain: bool,
 ) -> Gradients:
     """Compute the gradients of scale and bias, of shape (channels,)."""
     # with channels last, torch 2.13's kernel writes the input gradient whether asked for or not
-    mask = (not x.is_contiguous(), True, True)
+    mask = (not plain, True, True)
     return _group_norm_backward(dy, x, mean, rstd, scale, *sizes, mask)[1:]  # type: ignore[no-any-return]
 
 

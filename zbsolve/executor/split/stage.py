@@ -31,6 +31,7 @@ from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positio
 from zbsolve.executor.split.held import HeldBytes, Storages, Watch, storages
 from zbsolve.executor.split.install import SplitForwards
 from zbsolve.executor.split.report import Fallback, SplitReport
+from zbsolve.executor.split.shared import StageShare
 from zbsolve.executor.split.waiting import WeightQueue, kept_by
 
 __all__ = ["SplitStage"]
@@ -80,8 +81,8 @@ class SplitStage:
     Notes
     -----
     Gradients end in ``param.grad`` when W (or the fused backward) of their microbatch runs, added in
-    the order of these calls. In float32 they are bitwise those of autograd in the same order; only a
-    parameter with three or more uses in one microbatch, some of which fall back, agrees to rounding.
+    the order of these calls. They are bitwise those of autograd in the same order; only a parameter with three or
+    more uses in one microbatch, some of which fall back, agrees to rounding.
 
     The stage keeps no copies: what it is given (inputs until W, gradients of outputs until W) must not
     be written to until then, as by reusing a receive buffer, unless all references to it are gone.
@@ -117,6 +118,10 @@ class SplitStage:
         self._early = early
         self._watch = Watch() if watch else None
         self._fallback: dict[int, torch.Tensor] = {}
+        # whether B consists of several runs of autograd; the first B finds out, where FSDP does not see to gradients
+        self._many_runs = not self._forwards.sharded
+        self.share: StageShare | None = None
+        """What this stage has in common with others of its rank."""
 
     # ---- F
 
@@ -142,7 +147,8 @@ class SplitStage:
         requires_grad
             Which inputs want a gradient; by default those whose own flag says so.
         split
-            False if B and W of this microbatch will run as one: then this is plain autograd.
+            False if B and W of this microbatch will run as one: then this is plain autograd, unless another stage
+            of the rank holds the same parameters.
         finish
             Applied to what the module returned, within the same graph: the loss of the last stage.
 
@@ -161,7 +167,8 @@ class SplitStage:
             raise RunError(f"{self.name}: forward of {key!r}, which is in flight already")
         wanted = self._wanted(inputs, requires_grad)
         self._positions = positions_of(inputs)
-        queue = WeightQueue() if split else None
+        # what other stages hold, too, is summed use by use
+        queue = WeightQueue() if split or self.share is not None else None
         flight = Flight(wanted, queue)
         if queue is not None:
             self._forwards.put_in(queue)
@@ -230,7 +237,7 @@ class SplitStage:
         edges, starts = flight.start(grad_outputs)
         # the first B must look even if nothing waits: it learns what falls back
         waits = not self._early or self._deferred_flops is None
-        aside = GradientsAside(self._parameters() if waits else ())
+        aside = GradientsAside(self._parameters() if waits else (), queue.add_piece if self._many_runs else None)
         # checkpointed segments run their modules again
         self._forwards.put_in(queue)
         queue.is_open = True
@@ -243,8 +250,12 @@ class SplitStage:
             self._forwards.take_out()
         del edges
         queue.add_found(aside.found)
+        found = [parameter for parameter, _ in aside.found]
+        if self._many_runs:
+            found = queue.found()
+            self._many_runs = queue.sort_out()
         flight.weights_wait = True
-        for parameter, _ in aside.found:
+        for parameter in found:
             self._fallback.setdefault(id(parameter), parameter)
         return flight.take_input_gradients()
 
@@ -261,7 +272,7 @@ class SplitStage:
         if self._deferred_flops is None:
             self._deferred_flops = deferred_flops(queue.entries)
         with torch.no_grad(), _plain_precision():
-            queue.run()
+            queue.run(key, self.share)
         del self._flights[key]
 
     def backward(self, key: Hashable, grad_outputs: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
@@ -300,6 +311,8 @@ class SplitStage:
     def abandon(self) -> None:
         """Drop every microbatch in flight, as after an error."""
         self._flights.clear()
+        if self.share is not None:
+            self.share.forget()
         for module in self._forwards.sharded:
             # what it has gathered may be weights that are put right meanwhile
             module.reshard()  # type: ignore[operator]
@@ -337,6 +350,7 @@ class SplitStage:
         if self._deferred_flops is None:
             raise RunError(f"{self.name}: no microbatch has run through W yet; there is nothing to report")
         names = {id(p): name for name, p in self.module.named_parameters()}
+        places = {key: place for place, key in enumerate(names)}
         found = dict(self._fallback)
         # what FSDP computes with is in no module when it is done
         found.update((id(p), p) for m in self._forwards.sharded for p in m.parameters() if p.requires_grad)
@@ -346,7 +360,7 @@ class SplitStage:
                 reason=self._forwards.reasons.get(key, _UNKNOWN_USE),
                 flops=fallback_flops(parameter, self._positions),
             )
-            for key, parameter in found.items()
+            for key, parameter in sorted(found.items(), key=lambda item: places.get(item[0], 0))
             if key in names and key not in self._forwards.norms
         )
         norms = (p for key, p in self._fallback.items() if key in self._forwards.norms)

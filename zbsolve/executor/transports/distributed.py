@@ -8,6 +8,8 @@ waits, in the order of the edge, which lowering has proven to be safe::
     sender      F0: header, x   F1: x      F2: x
     receiver    wait F0: header, post F0, post F1 (in order)   ...   post F2 at its place
 
+Flags that say which gradients come go ahead of them in the same way, until all have come once.
+
 Receives go into slots that are used again and again; where a stage hands on the very tensor it
 received, it is copied, since its slot may be refilled before its new owner is done.
 """
@@ -26,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.errors import InvalidInput, RunError
-from zbsolve.executor.boundary import Boundary, TensorSpec
+from zbsolve.executor.boundary import Boundary, Gradients, TensorSpec
 from zbsolve.executor.transports.health import Health
 from zbsolve.executor.transports.protocol import OWN_TAGS, Endpoint, Mail, Tensors
 from zbsolve.lowering import Lowered, Message
@@ -289,7 +291,7 @@ class _Mail:
         self._slots = {"forward": _Slots(self._wire), "backward": _Slots(self._wire)}
         self._lines: dict[tuple[int, int], _Line] = {}
         self._unposted: dict[tuple[int, int], deque[int]] = defaultdict(deque)
-        self._receiving: dict[int, tuple[list[Any], Tensors]] = {}
+        self._receiving: dict[int, tuple[list[Any], Gradients]] = {}
         self._sending: dict[int, list[tuple[Any, torch.Tensor]]] = {}
 
     def drop(self) -> None:
@@ -312,41 +314,45 @@ class _Mail:
     def poster(self, message: int) -> Callable[[], None]:
         edge = self._messages[message]
         unposted, boundary = self._unposted[edge.sender, edge.receiver], self._boundaries[message]
+        forward = edge.direction == "forward"
 
         def post() -> None:
-            if unposted or boundary.specs is None:
+            if unposted or boundary.specs is None or not (forward or boundary.complete):
                 unposted.append(message)
             else:
                 self._post(message)
 
         return post
 
-    def _post(self, message: int) -> None:
+    def _post(self, message: int, came: Sequence[int] | None = None) -> None:
+        """Start receiving; `came` says which of the gradients come, None for all."""
         edge, boundary = self._messages[message], self._boundaries[message]
         assert boundary.specs is not None
         specs = boundary.specs if edge.direction == "forward" else self._gradient_specs(boundary)
-        places = self._slots[edge.direction].views(edge.slot, specs)
+        places: Gradients = self._slots[edge.direction].views(edge.slot, specs)
+        if came is not None:
+            places = tuple(place if there else None for place, there in zip(places, came, strict=True))
         line = self._line(edge)
-        self._receiving[message] = [line.receive(place) for place in places], places
+        self._receiving[message] = [line.receive(place) for place in places if place is not None], places
 
     def waiter(self, message: int) -> Callable[[], Tensors]:
         edge, boundary = self._messages[message], self._boundaries[message]
         unposted, receiving = self._unposted[edge.sender, edge.receiver], self._receiving
         line, forward = self._line(edge), edge.direction == "forward"
 
-        def wait() -> Tensors:
+        def wait() -> Any:
             while message not in receiving:
                 self._post_late(unposted.popleft())
             works, places = receiving.pop(message)
             for work in works:
                 line.finish(work)
             if self._staged:
-                places = tuple(place.to(self._device, non_blocking=False) for place in places)
+                places = tuple(p if p is None else p.to(self._device, non_blocking=False) for p in places)
             if not forward:
                 return places
             assert boundary.specs is not None
             return tuple(
-                p.detach().requires_grad_() if s.requires_grad else p
+                p.detach().requires_grad_() if p is not None and s.requires_grad else p
                 for p, s in zip(places, boundary.specs, strict=True)
             )
 
@@ -358,7 +364,14 @@ class _Mail:
         if boundary.specs is None:
             assert self._messages[message].direction == "forward"
             boundary.read_header(self._receive_header(self._line(self._messages[message])))
-        self._post(message)
+        came = None
+        if self._messages[message].direction == "backward" and not boundary.complete:
+            flags = torch.empty(len(boundary.wanted), dtype=torch.uint8, device=self._wire)
+            line = self._line(self._messages[message])
+            line.finish(line.receive(flags))
+            came = flags.tolist()
+            boundary.complete = all(came)
+        self._post(message, came)
 
     def _receive_header(self, line: _Line) -> bytes:
         size = torch.empty(1, dtype=torch.int64, device=self._wire)
@@ -380,6 +393,14 @@ class _Mail:
                 header = torch.tensor(list(boundary.header()), dtype=torch.uint8, device=self._wire)
                 size = torch.tensor([len(header)], dtype=torch.int64, device=self._wire)
                 works += [(line.send(size), size), (line.send(header), header)]
+            if not forward and not boundary.complete:
+                came = [tensor is not None for tensor in tensors]
+                boundary.complete = all(came)
+                flags = torch.tensor(came, dtype=torch.uint8, device=self._wire)
+                works.append((line.send(flags), flags))
+                tensors = tuple(tensor for tensor in tensors if tensor is not None)
+            elif not forward and any(tensor is None for tensor in tensors):
+                tensors = boundary.filled(tensors, self._device)
             for tensor in tensors:
                 out = own(tensor.detach())
                 works.append((line.send(out), out))

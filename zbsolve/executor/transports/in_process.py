@@ -237,9 +237,12 @@ class _CudaMail(_Mail):
             stream.wait_event(event)  # type: ignore[arg-type]
             for tensor in tensors:
                 # the sender may free it while this stream still reads it
-                tensor.record_stream(stream)
+                if tensor is not None:
+                    tensor.record_stream(stream)
             return tuple(
-                t if t.device == device else t.to(device, non_blocking=True).detach().requires_grad_(t.requires_grad)
+                t
+                if t is None or t.device == device
+                else t.to(device, non_blocking=True).detach().requires_grad_(t.requires_grad)
                 for t in tensors
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from hypothesis import strategies as st
@@ -13,11 +14,14 @@ from zbsolve.profile import Link, LinkOverride, Profile, StageCost
 from zbsolve.timetable import Order
 
 
-def stage_costs(*, largest_ns: int = 20, largest_bytes: int = 8) -> st.SearchStrategy[StageCost]:
-    """Costs of every shape: zero durations, W that keeps nothing or more than F held, cheap and dear fused."""
+def stage_costs(*, largest_ns: int = 20, largest_bytes: int = 8, ends: bool = False) -> st.SearchStrategy[StageCost]:
+    """Costs of every shape: zero durations, W that keeps nothing or more than F held, cheap and dear fused.
+
+    With `ends` some stages have a reduction of gradients, an optimizer, or both.
+    """
     ns, size = st.integers(0, largest_ns), st.integers(0, largest_bytes)
 
-    def build(f, b, w, fused, act, keep, work, static, out):
+    def build(f, b, w, fused, act, keep, work, static, out, reduce=0, optimizer=0):
         return StageCost(
             forward_ns=f + 1,
             backward_input_ns=b,
@@ -28,9 +32,12 @@ def stage_costs(*, largest_ns: int = 20, largest_bytes: int = 8) -> st.SearchStr
             workspace_bytes=work,
             static_bytes=static,
             output_bytes=out,
+            grad_reduce_ns=reduce,
+            optimizer_ns=optimizer,
         )
 
-    return st.builds(build, ns, ns, ns, st.integers(-3, 3), size, size, st.integers(0, 2), size, size)
+    once = [st.sampled_from([0, 0, 1, 7, 30])] * 2 if ends else []
+    return st.builds(build, ns, ns, ns, st.integers(-3, 3), size, size, st.integers(0, 2), size, size, *once)
 
 
 def placements(*, most_ranks: int = 4) -> st.SearchStrategy[Placement]:
@@ -69,7 +76,8 @@ def problems(
 ) -> Problem:
     """Problems on any placement, without a memory limit unless `limits`; with `variants` some are no plain training."""
     where = draw(placement if placement is not None else placements())
-    stages = tuple(draw(st.lists(stage_costs(), min_size=where.stages, max_size=where.stages)))
+    ends = variants and draw(st.booleans())
+    stages = tuple(draw(st.lists(stage_costs(ends=ends), min_size=where.stages, max_size=where.stages)))
     pairs = [(a, b) for a in range(where.ranks) for b in range(where.ranks) if a != b]
     special = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2)) if pairs else []
     bandwidth = st.one_of(st.none(), st.integers(10**8, 10**10))
@@ -109,7 +117,9 @@ def random_order(problem: Problem, seed: int, *, fused: float = 0.3) -> Order:
                 waiting.append(Op(Kind.BACKWARD, s, j))
             else:
                 waiting += [Op(Kind.BACKWARD_INPUT, s, j), Op(Kind.BACKWARD_WEIGHT, s, j)]
-    done: set[Op] = set()
+    ends = [(r, op) for r, row in enumerate(problem.operations()) for op in row if op.microbatch is None]
+    reduced = {(r, op.stage) for r, op in ends if op.kind is Kind.REDUCE_GRADIENT}
+    done: set[object] = set()
 
     def needs(op: Op) -> list[Op]:
         if op.kind is Kind.FORWARD:
@@ -119,13 +129,31 @@ def random_order(problem: Problem, seed: int, *, fused: float = 0.3) -> Order:
         after = [] if op.stage == last else [Op(Kind.BACKWARD_INPUT, op.stage + 1, op.microbatch)]
         return [Op(Kind.FORWARD, op.stage, op.microbatch), *after]
 
+    def complete(rank: int, op: Op) -> bool:
+        if op.kind is Kind.OPTIMIZER and (rank, op.stage) in reduced:
+            # the network runs its reductions in turn, so all that are issued have to get what they wait for
+            issued = [o.stage for o in rows[rank] if o.kind is Kind.REDUCE_GRADIENT]
+            pairs = itertools.product(issued, range(problem.microbatches))
+            return op.stage in issued and all(Op(Kind.BACKWARD_WEIGHT, s, j) in done for s, j in pairs)
+        # a reduction may be issued before other ranks have done their part: it waits beside what computes
+        own = [j for j in range(problem.microbatches) if problem.rank_of(Op(Kind.FORWARD, op.stage, j)) == rank]
+        of = own if op.kind is Kind.REDUCE_GRADIENT and rng.random() < 0.5 else range(problem.microbatches)
+        return all(Op(Kind.BACKWARD_WEIGHT, op.stage, j) in done for j in of)
+
     rows: list[list[Op]] = [[] for _ in range(problem.placement.ranks)]
-    while waiting:
-        ready = [op for op in waiting if all(n in done for n in needs(op))]
-        op = rng.choice(ready)
-        waiting.remove(op)
-        done.update(op.parts)
-        rows[problem.rank_of(op)].append(op)
+    while waiting or ends:
+        ready: list[tuple[int, Op]] = [(problem.rank_of(op), op) for op in waiting if all(n in done for n in needs(op))]
+        ready += [(rank, op) for rank, op in ends if complete(rank, op)]
+        if not ready:
+            continue
+        rank, op = rng.choice(ready)
+        if op.microbatch is None:
+            ends.remove((rank, op))
+            done.add((rank, op))
+        else:
+            waiting.remove(op)
+            done.update(op.parts)
+        rows[rank].append(op)
     return Order(tuple(tuple(row) for row in rows))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from zbsolve.check import violations
 from zbsolve.errors import FileFormatError, InvalidInput, ProfileError
 from zbsolve.files import (
     SolverRecord,
@@ -90,6 +91,7 @@ def example_timetable() -> Timetable:
     f, b, w, bw = Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD
     first = [Op(f, 0, 0), Op(f, 0, 1), Op(b, 0, 0), Op(b, 0, 1), Op(w, 0, 0), Op(w, 0, 1)]
     second = [Op(f, 1, 0), Op(bw, 1, 0), Op(f, 1, 1), Op(bw, 1, 1)]
+    second += [Op(Kind.REDUCE_GRADIENT, 1, None), Op(Kind.OPTIMIZER, 1, None)]
     return simulate(problem, Order((tuple(first), tuple(second))))
 
 
@@ -158,6 +160,18 @@ def test_the_golden_files_are_read():
     assert read_solution_record(GOLDEN / "solution.json") == SolverRecord.of(example_solution())
 
 
+def test_files_of_the_first_release_say_what_they_said_then():
+    """Their iterations end with the last backward, whatever the profile says of optimizers."""
+    old = read_timetable(GOLDEN / "first" / "timetable.json")
+    assert read_timetable(GOLDEN / "first" / "solution.json") == old
+    assert old.problem == dataclasses.replace(example_timetable().problem, ends=False)
+    assert violations(old.problem, old, claimed_ns=old.period_ns) == ()
+    record = read_solution_record(GOLDEN / "first" / "solution.json")
+    assert record.digest == old.problem.digest != example_timetable().problem.digest
+    assert record.period_ns == old.period_ns
+    assert read_timetable_bytes(timetable_bytes(old), "t.json") == old
+
+
 def test_only_the_wall_time_differs_between_runs():
     slow = dataclasses.replace(example_solution(), seconds=99.0)
     lines = zip(timetable_bytes(example_solution()).splitlines(), timetable_bytes(slow).splitlines(), strict=True)
@@ -167,7 +181,7 @@ def test_only_the_wall_time_differs_between_runs():
 def test_an_operation_a_line():
     lines = timetable_bytes(example_timetable()).decode().splitlines()
     assert '      ["forward", 0, 0, 0, 1000],' in lines
-    assert sum(line.strip().startswith('["') for line in lines) == 10
+    assert sum(line.strip().startswith('["') for line in lines) == 12
 
 
 def test_the_smallest_profile():

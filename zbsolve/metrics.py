@@ -42,6 +42,8 @@ def memory_curve(timetable: Timetable) -> tuple[tuple[tuple[int, int], ...], ...
         levels = memory_levels(graph, row, rank)
         points = [(0, int(graph.base_bytes[rank]))]
         for timed, (_, during, after) in zip(timetable.rows[rank], levels.tolist(), strict=True):
+            if timed.op.microbatch is None:  # holds nothing of its own, and may run beside others
+                continue
             points += [(timed.start_ns, during), (timed.end_ns, after)]
         steps = [p for p, following in itertools.pairwise([*points, (-1, 0)]) if p[0] != following[0]]
         curves.append(tuple(steps))
@@ -63,7 +65,7 @@ def metrics(timetable: Timetable) -> Metrics:
     rows = graph.encode(order)
     timer = Timer(graph, rows)
     period, makespan = timer.period().value_ns, timer.makespan().value_ns
-    compute = int(graph.duration_ns.sum())
+    compute = int(graph.duration_ns[graph.lane < graph.ranks].sum())
     value = period if problem.objective == "period" else makespan
     return Metrics(
         period_ns=period,

@@ -6,6 +6,7 @@ and there are no times here; whoever reads the graph needs no stage, link or pro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -28,19 +29,27 @@ Int8 = NDArray[np.int8]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
-KINDS: tuple[Kind, ...] = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD)
+KINDS: tuple[Kind, ...] = (
+    Kind.FORWARD,
+    Kind.BACKWARD_INPUT,
+    Kind.BACKWARD_WEIGHT,
+    Kind.BACKWARD,
+    Kind.REDUCE_GRADIENT,
+    Kind.OPTIMIZER,
+)
 """What the numbers in `OpGraph.kind` mean."""
 
-_F, _B, _W, _BW = range(4)
+_F, _B, _W, _BW, _R, _O = range(6)
+_MICROBATCH_KINDS = 4
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _ABSENT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What runs one operation at a time: the compute of a rank (others come with their parts)."""
+    """What runs one operation at a time: the compute or the network of a rank."""
 
-    resource: Literal["compute"]
+    resource: Literal["compute", "network"]
     rank: int
 
 
@@ -55,7 +64,7 @@ class OpGraph:
     kind, stage, microbatch, rank
         Shape N: which operation (`kind` indexes `KINDS`), in whose row.
     lane
-        Shape N; lanes 0..R-1 are the ranks' compute.
+        Shape N; lanes 0..R-1 are the ranks' compute, the next R their networks, where any is used.
     lanes
         What each lane is.
     duration_ns
@@ -122,10 +131,11 @@ class OpGraph:
         """
         kind, stage, microbatch, rank = _default_nodes(problem) if ops is None else _given_nodes(problem, ops)
         parts = _index_parts(problem, kind, stage, microbatch)
-        duration, start_bytes, end_bytes = _effects(problem, kind, stage, microbatch)
+        duration, start_bytes, end_bytes = _effects(problem, kind, stage, microbatch, rank)
         families = [_forward_chain(problem, parts)]
         if not problem.forward_only:
             families += [_backward_chain(problem, parts), _within_stage(parts)]
+            families += _end_of_iteration(parts, kind, stage, rank)
         arcs = _join(families)
         order = np.argsort(arcs.head, kind="stable")
         tail, head, lag = arcs.tail[order], arcs.head[order], arcs.lag_ns[order]
@@ -138,8 +148,8 @@ class OpGraph:
             stage=stage,
             microbatch=microbatch,
             rank=rank,
-            lane=rank,
-            lanes=tuple(Lane("compute", r) for r in range(problem.placement.ranks)),
+            lane=np.where(kind == _R, rank + problem.placement.ranks, rank).astype(np.int32),
+            lanes=_lanes(problem, kind),
             duration_ns=duration,
             start_bytes=start_bytes,
             end_bytes=end_bytes,
@@ -150,7 +160,7 @@ class OpGraph:
             pred_ptr=_pointers(head, nodes),
             succ_ptr=_pointers(tail, nodes),
             succ_arc=np.argsort(tail, kind="stable").astype(np.int32),
-            twin=_twins(problem, kind, stage, microbatch),
+            twin=_twins(problem, kind, stage, microbatch, rank),
             base_bytes=np.asarray(base, dtype=np.int64),
             limit_bytes=np.asarray([MAX_AMOUNT if b is None else b for b in problem.limit_bytes], dtype=np.int64),
             problem=problem,
@@ -171,7 +181,8 @@ class OpGraph:
 
     def op(self, node: int) -> Op:
         """The operation that a node stands for."""
-        return Op(KINDS[self.kind[node]], int(self.stage[node]), int(self.microbatch[node]))
+        microbatch = int(self.microbatch[node])
+        return Op(KINDS[self.kind[node]], int(self.stage[node]), None if microbatch < 0 else microbatch)
 
     def index(self, rank: int, op: Op) -> int:
         """The node of an operation in a rank's row.
@@ -224,7 +235,17 @@ class OpGraph:
     def decode(self, rows: Sequence[Sequence[int] | Int32]) -> Order:
         """The order that arrays of nodes, one a rank, stand for."""
         kind, stage, microbatch = self.kind.tolist(), self.stage.tolist(), self.microbatch.tolist()
-        return Order(tuple(tuple(Op(KINDS[kind[i]], stage[i], microbatch[i]) for i in row) for row in rows))
+        number = [None if j < 0 else j for j in microbatch]
+        return Order(tuple(tuple(Op(KINDS[kind[i]], stage[i], number[i]) for i in row) for row in rows))
+
+    def by_lane(self, rows: Sequence[Sequence[int] | Int32]) -> list[list[int]]:
+        """The rows of the ranks as one row a lane: what each lane runs, in that sequence."""
+        lane = self.lane.tolist()
+        sorted_out: list[list[int]] = [[] for _ in self.lanes]
+        for row in rows:
+            for node in row:
+                sorted_out[lane[node]].append(int(node))
+        return sorted_out
 
     def to_networkx(self) -> nx.DiGraph:
         """The graph for people: nodes are operations, edges carry ``lag_ns`` and ``bytes``."""
@@ -278,32 +299,76 @@ def _default_nodes(problem: Problem) -> tuple[Int8, Int32, Int32, Int32]:
     shape = (len(codes), problem.placement.stages, problem.microbatches)
     kind, stage, microbatch = (axis.ravel() for axis in np.indices(shape, dtype=np.int32))
     rank = _routes(problem)[stage, microbatch]
-    return np.asarray(codes, dtype=np.int8)[kind], stage, microbatch, rank
+    kind = np.asarray(codes, dtype=np.int8)[kind]
+    ends = [
+        (_CODE[k], s, -1, r)
+        for k in (Kind.REDUCE_GRADIENT, Kind.OPTIMIZER)
+        for s in range(problem.placement.stages)
+        if problem.has(k, s)
+        for r in problem.placement.holders(s)
+    ]
+    if not ends:
+        return kind, stage, microbatch, rank
+    more = np.asarray(ends, dtype=np.int32).T
+    kind, stage, microbatch, rank = (
+        np.concatenate([a, b]) for a, b in zip((kind, stage, microbatch, rank), more, strict=True)
+    )
+    return kind.astype(np.int8), stage, microbatch, rank
 
 
 def _given_nodes(problem: Problem, ops: Sequence[Iterable[Op]]) -> tuple[Int8, Int32, Int32, Int32]:
     if len(ops) != problem.placement.ranks:
         raise OrderError(f"there are {len(ops)} rows, the problem has {problem.placement.ranks} ranks")
     stages, microbatches = problem.placement.stages, problem.microbatches
+    allowed = {Kind.FORWARD} if problem.forward_only else set(KINDS[:_MICROBATCH_KINDS])
     table = []
     for rank, row in enumerate(ops):
         for op in row:
-            foreign = problem.forward_only and op.kind is not Kind.FORWARD
-            if foreign or op.microbatch is None or not (0 <= op.stage < stages and 0 <= op.microbatch < microbatches):
+            number = op.microbatch
+            if number is None:
+                known = 0 <= op.stage < stages and problem.has(op.kind, op.stage)
+                number = -1
+            else:
+                known = 0 <= op.stage < stages and 0 <= number < microbatches and op.kind in allowed
+            if not known:
                 raise OrderError(f"{op} in the row of rank {rank} is not an operation of this problem")
-            table.append((_CODE[op.kind], op.stage, op.microbatch, rank))
+            table.append((_CODE[op.kind], op.stage, number, rank))
     columns = np.asarray(table, dtype=np.int32).reshape(-1, 4).T
     kind, stage, microbatch, rank_column = (np.ascontiguousarray(c) for c in columns)
-    astray = np.flatnonzero(_routes(problem)[stage, microbatch] != rank_column)
+    astray = np.flatnonzero((_routes(problem)[stage, microbatch] != rank_column) & (microbatch >= 0))
     if len(astray):
         code, s, j, rank = table[int(astray[0])]
         raise OrderError(f"{Op(KINDS[code], s, j)} stands in the row of rank {rank}, where that stage does not lie")
+    _check_ends(problem, [row for row in table if row[2] < 0])
     return kind.astype(np.int8), stage, microbatch, rank_column
+
+
+def _check_ends(problem: Problem, given: Sequence[tuple[int, int, int, int]]) -> None:
+    """Refuse operations of the whole iteration that are missing, stand twice, or where their stage does not lie."""
+    count = Counter((KINDS[code], stage, rank) for code, stage, _, rank in given)
+    for stage in range(problem.placement.stages):
+        for kind in (Kind.REDUCE_GRADIENT, Kind.OPTIMIZER):
+            for rank in problem.placement.holders(stage) if problem.has(kind, stage) else ():
+                times = count.pop((kind, stage, rank), 0)
+                if times != 1:
+                    raise OrderError(
+                        f"{Op(kind, stage, None)} on rank {rank} must be done exactly once, "
+                        f"but is done {times or 'no'} times"
+                    )
+    for kind, stage, rank in count:
+        raise OrderError(f"{Op(kind, stage, None)} stands in the row of rank {rank}, where that stage does not lie")
+
+
+def _lanes(problem: Problem, kind: Int8) -> tuple[Lane, ...]:
+    ranks = range(problem.placement.ranks)
+    networks = tuple(Lane("network", r) for r in ranks) if (kind == _R).any() else ()
+    return (*(Lane("compute", r) for r in ranks), *networks)
 
 
 def _index_parts(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32) -> _Parts:
     shape = (problem.placement.stages, problem.microbatches)
     tables = []
+    kind = np.where(microbatch < 0, _O, kind)  # not of a microbatch
     for part, codes in ((Kind.FORWARD, (_F,)), (Kind.BACKWARD_INPUT, (_B, _BW)), (Kind.BACKWARD_WEIGHT, (_W, _BW))):
         nodes = np.flatnonzero(np.isin(kind, codes))
         table = np.full(shape, _ABSENT, dtype=np.int32)
@@ -319,9 +384,12 @@ def _index_parts(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32) 
     return _Parts(*tables)
 
 
-def _effects(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32) -> tuple[Int64, Int64, Int64]:
-    """Duration and memory effect of every node: the one table of what each kind does."""
-    shape = (len(KINDS), problem.placement.stages, problem.microbatches)
+def _effects(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32) -> tuple[Int64, Int64, Int64]:
+    """Duration and memory effect of every node: the one table of what each kind does.
+
+    What ends the iteration holds no memory of its own: its buffers are static.
+    """
+    shape = (_MICROBATCH_KINDS, problem.placement.stages, problem.microbatches)
     duration, start, end = (np.zeros(shape, dtype=np.int64) for _ in range(3))
     for s in range(problem.placement.stages):
         for j in range(problem.microbatches):
@@ -333,8 +401,14 @@ def _effects(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32) -> t
             start[:, s, j] = held + extra, max(left - held, 0) + extra, extra, extra
             freed = held if problem.forward_only else 0
             end[:, s, j] = -freed - extra, min(left - held, 0) - extra, -left - extra, -held - extra
-    at = (kind, stage, microbatch)
-    return duration[at], start[at], end[at]
+    ends = np.flatnonzero(microbatch < 0).tolist()
+    at = (np.where(microbatch < 0, 0, kind), stage, microbatch)
+    of_node = duration[at], start[at], end[at]
+    for node in ends:
+        cost = problem.cost(int(stage[node]), None, rank=int(rank[node]))
+        of_node[0][node] = cost.grad_reduce_ns if kind[node] == _R else cost.optimizer_ns
+        of_node[1][node] = of_node[2][node] = 0
+    return of_node
 
 
 def _forward_chain(problem: Problem, parts: _Parts) -> _Arcs:
@@ -379,6 +453,21 @@ def _within_stage(parts: _Parts) -> _Arcs:
     return _Arcs(tail, head, np.zeros(len(tail), dtype=np.int64), np.full(len(tail), -1, dtype=np.int64))
 
 
+def _end_of_iteration(parts: _Parts, kind: Int8, stage: Int32, rank: Int32) -> list[_Arcs]:
+    """Every W of a stage, on every holder, then its reduction, if there is one, then its optimizer on each holder."""
+    tails: list[Int32] = []
+    heads: list[Int32] = []
+    reduction = {(int(stage[n]), int(rank[n])): int(n) for n in np.flatnonzero(kind == _R)}
+    for node in np.flatnonzero((kind == _R) | (kind == _O)).tolist():
+        before = reduction.get((int(stage[node]), int(rank[node])), node)
+        tails.append(parts.backward_weight[stage[node]] if before == node else np.asarray([before], dtype=np.int32))
+        heads.append(np.full(len(tails[-1]), node, dtype=np.int32))
+    if not heads:
+        return []
+    tail, head = np.concatenate(tails), np.concatenate(heads)
+    return [_Arcs(tail, head, np.zeros(len(tail), dtype=np.int64), np.full(len(tail), -1, dtype=np.int64))]
+
+
 def _join(families: Sequence[_Arcs]) -> _Arcs:
     return _Arcs(
         np.concatenate([f.tail for f in families]).astype(np.int32),
@@ -392,8 +481,11 @@ def _pointers(ends: Int32, nodes: int) -> Int32:
     return np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=nodes))]).astype(np.int32)
 
 
-def _twins(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32) -> Int32:
-    """Microbatches alike in route, in costs and in what is fused share the classes of their operations."""
+def _twins(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32) -> Int32:
+    """Microbatches alike in route, in costs and in what is fused share the classes of their operations.
+
+    What ends the iteration has no twin.
+    """
     fused = np.zeros((problem.microbatches, problem.placement.stages), dtype=bool)
     fused[microbatch[kind == _BW], stage[kind == _BW]] = True
     signature: dict[tuple[object, ...], int] = {}
@@ -401,7 +493,10 @@ def _twins(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32) -> Int
     for j, route in enumerate(problem.route_of or ()):
         costs = tuple(problem.cost(s, j) for s in range(problem.placement.stages))
         alike[j] = signature.setdefault((route, costs, fused[j].tobytes()), len(signature))
-    key = (alike[microbatch] * len(KINDS) + kind) * problem.placement.stages + stage
+    stages = problem.placement.stages
+    key = (alike[microbatch] * len(KINDS) + kind) * stages + stage
+    once = microbatch < 0
+    key[once] = ((problem.microbatches + rank[once].astype(np.int64)) * len(KINDS) + kind[once]) * stages + stage[once]
     classes: Int32 = np.unique(key, return_inverse=True)[1].astype(np.int32)
     return classes
 

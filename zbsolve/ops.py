@@ -15,14 +15,28 @@ class Kind(StrEnum):
     BACKWARD_INPUT = "backward_input"
     BACKWARD_WEIGHT = "backward_weight"
     BACKWARD = "backward"
+    REDUCE_GRADIENT = "reduce_gradient"
+    OPTIMIZER = "optimizer"
 
     @property
     def letter(self) -> str:
-        """How pictures and messages show it: F, B, W, and BW for both gradients in one."""
+        """How pictures and messages show it: F, B, W, BW for both gradients in one; R and O end an iteration."""
         return _LETTERS[self]
 
+    @property
+    def of_iteration(self) -> bool:
+        """Whether it is done once an iteration on each rank that holds the stage, and so has no microbatch."""
+        return self in (Kind.REDUCE_GRADIENT, Kind.OPTIMIZER)
 
-_LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD_INPUT: "B", Kind.BACKWARD_WEIGHT: "W", Kind.BACKWARD: "BW"}
+
+_LETTERS = {
+    Kind.FORWARD: "F",
+    Kind.BACKWARD_INPUT: "B",
+    Kind.BACKWARD_WEIGHT: "W",
+    Kind.BACKWARD: "BW",
+    Kind.REDUCE_GRADIENT: "R",
+    Kind.OPTIMIZER: "O",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,5 +68,7 @@ class Op:
         return (self,)
 
     def __str__(self) -> str:
+        if self.kind.of_iteration and self.microbatch is None:
+            return f"{self.kind.value.replace('_', ' ')} of stage {self.stage}"
         microbatch = "" if self.microbatch is None else self.microbatch
         return f"{self.kind.letter}{microbatch} of stage {self.stage}"

@@ -66,6 +66,9 @@ class Problem:
     forward_only
         Run the forwards alone, for evaluation and serving: what a forward holds is freed at its end.
         `allow` then says nothing.
+    ends
+        Whether an iteration ends with the reductions of gradients and the optimizers for which the
+        profile has times, each once on every rank that holds the stage. Where it has none, True.
 
     Attributes
     ----------
@@ -88,6 +91,7 @@ class Problem:
     rank_factors: tuple[Factor, ...] | None = None
     microbatch_factors: tuple[Factor, ...] | None = None
     forward_only: bool = False
+    ends: bool = True
     limit_bytes: tuple[int | None, ...] = field(init=False, repr=False, compare=False)
     _costs: dict[tuple[int, int, Factor], StageCost] = field(
         init=False, repr=False, compare=False, default_factory=dict
@@ -121,8 +125,11 @@ class Problem:
             raise ProblemError(
                 f"route_of needs one route below {routes} for each of the {self.microbatches} microbatches"
             )
-        if not isinstance(self.forward_only, bool):
-            raise ProblemError(f"forward_only is True or False, got {self.forward_only!r}")
+        for name in ("forward_only", "ends"):
+            if not isinstance(getattr(self, name), bool):
+                raise ProblemError(f"{name} is True or False, got {getattr(self, name)!r}")
+        timed = any(cost.optimizer_ns or cost.grad_reduce_ns for cost in self.profile.stages)
+        object.__setattr__(self, "ends", self.ends or not timed or self.forward_only)  # one way to say the same
         for name, count, one in (
             ("rank_factors", ranks, "rank"),
             ("microbatch_factors", self.microbatches, "microbatch"),
@@ -173,10 +180,12 @@ class Problem:
         """What a rank holds all the time: the static bytes of every stage on it."""
         return sum(self.profile.stages[stage].static_bytes for stage in self.placement.stages_of(rank))
 
-    def cost(self, stage: int, microbatch: int) -> StageCost:
+    def cost(self, stage: int, microbatch: int | None, *, rank: int | None = None) -> StageCost:
         """What a microbatch costs on a stage, where its route runs it; the only way to a cost.
 
-        Durations are the profile's times both factors, sizes times that of the microbatch, each
+        Without a microbatch: what the stage costs once an iteration on a rank that holds it, which then
+        has to be given. Durations are the profile's times both factors (the optimizer's times that of
+        the rank, the reduction's as they are), sizes times the factor of the microbatch, each
         multiplied exactly and rounded to whole units, half up. What is there once for all
         microbatches (static bytes) is not scaled.
 
@@ -188,9 +197,12 @@ class Problem:
         cost = self.profile.stages[stage]
         if self.rank_factors is None and self.microbatch_factors is None:
             return cost
-        assert self.route_of is not None
-        rank = self.placement.routes[self.route_of[microbatch]][stage]
-        size = 1 if self.microbatch_factors is None else self.microbatch_factors[microbatch]
+        if microbatch is not None:
+            assert self.route_of is not None
+            rank = self.placement.routes[self.route_of[microbatch]][stage]
+        assert rank is not None
+        alone = microbatch is None or self.microbatch_factors is None
+        size: Factor = 1 if alone else self.microbatch_factors[microbatch]  # type: ignore[index]
         known = self._costs.get((stage, rank, size))
         if known is None:
             slowness = 1 if self.rank_factors is None else self.rank_factors[rank]
@@ -213,6 +225,7 @@ class Problem:
     def operations(self) -> tuple[tuple[Op, ...], ...]:
         """The default set: for each rank its operations, split where that is allowed."""
         backward: tuple[Kind, ...] = ()
+        last = [Op(kind, stage, None) for kind in Kind for stage in range(self.placement.stages) if kind.of_iteration]
         if not self.forward_only:
             backward = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT) if "split" in self.allow else (Kind.BACKWARD,)
         rows: list[list[Op]] = [[] for _ in range(self.placement.ranks)]
@@ -221,7 +234,26 @@ class Problem:
                 for microbatch in range(self.microbatches):
                     op = Op(kind, stage, microbatch)
                     rows[self.rank_of(op)].append(op)
+        for op in last:
+            for rank in self.placement.holders(op.stage) if self.has(op.kind, op.stage) else ():
+                rows[rank].append(op)
         return tuple(tuple(row) for row in rows)
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether there is any reduction or optimizer."""
+        return any(self.has(Kind.OPTIMIZER, stage) for stage in range(self.placement.stages))
+
+    def has(self, kind: Kind, stage: int) -> bool:
+        """Whether the iteration ends with such an operation on every rank that holds the stage.
+
+        The optimizer runs where it or the reduction of the gradients before it takes time by the
+        profile; the reduction where it does.
+        """
+        cost = self.profile.stages[stage]
+        if not self.ends or self.forward_only or not kind.of_iteration:
+            return False
+        return cost.grad_reduce_ns > 0 or (kind is Kind.OPTIMIZER and cost.optimizer_ns > 0)
 
     @property
     def digest(self) -> str:
@@ -245,6 +277,8 @@ class Problem:
         }
         if self.forward_only:
             chosen["forward_only"] = True
+        if self.has_ends:
+            chosen["ends"] = True
         content += [chosen] if chosen else []
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -263,6 +297,7 @@ def _factors(given: Sequence[Factor] | None, name: str, count: int, one: str) ->
 
 def _scaled_cost(cost: StageCost, stage: int, slowness: Fraction, size: Fraction) -> StageCost:
     changed: dict[str, Any] = {name: scaled(getattr(cost, name), slowness * size) for name in _TIMES_OF_COMPUTE}
+    changed["optimizer_ns"] = scaled(cost.optimizer_ns, slowness)
     if cost.backward_ns == cost.backward_input_ns + cost.backward_weight_ns:  # the sum stays the sum
         changed["backward_ns"] = changed["backward_input_ns"] + changed["backward_weight_ns"]
     changed |= {name: scaled(getattr(cost, name), size) for name in _BYTES_OF_A_MICROBATCH}

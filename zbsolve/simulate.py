@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from zbsolve.errors import OrderError
 from zbsolve.opgraph import Int32, OpGraph
@@ -72,47 +71,80 @@ class Timer:
         self._duration = graph.duration_ns.tolist()
         tails, lags = graph.arc_tail.tolist(), graph.arc_lag_ns.tolist()
         pointers = graph.pred_ptr.tolist()
-        before = [-1] * len(graph)
-        for row in self.rows:
-            for ahead, node in pairwise(row):
-                before[node] = ahead
-        self._steps = self._topological(before, tails, lags, pointers)
+        self._steps = self._topological(tails, lags, pointers)
 
     def _topological(
-        self, before: list[int], tails: list[int], lags: list[int], pointers: list[int]
+        self, tails: list[int], lags: list[int], pointers: list[int]
     ) -> list[tuple[int, int, tuple[tuple[int, int], ...]]]:
         """(node, row predecessor, (tail, lag)...) in an order in which every pass can go."""
-        rank_of = self.graph.rank.tolist()
+        lane_of, lanes = self.graph.lane.tolist(), self.graph.by_lane(self.rows)
+        before, beside = self._ahead(lane_of)
+        self._refuse_waiting_behind(beside, tails, pointers)
         done = [False] * len(self.graph)
-        position = [0] * len(self.rows)
+        position = [0] * len(lanes)
         waiting: dict[int, list[int]] = {}
-        ready = list(range(len(self.rows)))
+        ready = list(range(len(lanes)))
         steps = []
         while ready:
-            rank = ready.pop()
-            row, at = self.rows[rank], position[rank]
+            lane = ready.pop()
+            row, at = lanes[lane], position[lane]
             while at < len(row):
                 node = row[at]
                 arcs = range(pointers[node], pointers[node + 1])
                 blocker = next((tails[a] for a in arcs if not done[tails[a]]), -1)
+                if blocker < 0 and beside and node in beside and before[node] >= 0 and not done[before[node]]:
+                    blocker = before[node]
                 if blocker >= 0:
-                    waiting.setdefault(blocker, []).append(rank)
+                    waiting.setdefault(blocker, []).append(lane)
                     break
-                # an arc from the same row's past binds only through its lag
-                kept = tuple((tails[a], lags[a]) for a in arcs if rank_of[tails[a]] != rank or lags[a])
+                # an arc from the same lane's past binds only through its lag
+                kept = tuple((tails[a], lags[a]) for a in arcs if lane_of[tails[a]] != lane or lags[a])
+                if beside and beside.get(node, -1) >= 0:
+                    kept += ((beside[node], 0),)
                 steps.append((node, before[node], kept))
                 done[node] = True
                 ready.extend(waiting.pop(node, ()))
                 at += 1
-            position[rank] = at
-        stuck = [r for r, row in enumerate(self.rows) if position[r] < len(row)]
+            position[lane] = at
+        stuck = [lane for lane, row in enumerate(lanes) if position[lane] < len(row)]
         if stuck:
-            node = self.rows[stuck[0]][position[stuck[0]]]
+            node = lanes[stuck[0]][position[stuck[0]]]
             raise OrderError(
-                f"the order can never finish: rank {stuck[0]} cannot start {self.graph.op(node)}; "
+                f"the order can never finish: rank {self.graph.rank[node]} cannot start {self.graph.op(node)}; "
                 "check tells who waits for whom"
             )
         return steps
+
+    def _ahead(self, lane_of: list[int]) -> tuple[list[int], dict[int, int]]:
+        """By node the last compute operation ahead of it in its row, -1 if there is none.
+
+        For operations of other lanes also the last of their own lane, -1 if there is none; where no
+        compute stands ahead, that of their lane takes its place.
+        """
+        before, beside = [-1] * len(self.graph), {}
+        for rank, row in enumerate(self.rows):
+            last: dict[int, int] = {}
+            for node in row:
+                lane = lane_of[node]
+                before[node] = compute = last.get(rank, -1)
+                if lane != rank:
+                    beside[node] = last.get(lane, -1)
+                    if compute < 0:
+                        before[node], beside[node] = beside[node], -1
+                last[lane] = node
+        return before, beside
+
+    def _refuse_waiting_behind(self, beside: dict[int, int], tails: list[int], pointers: list[int]) -> None:
+        """On any lane an operation is issued behind what it needs of its own row."""
+        rank_of = self.graph.rank.tolist() if beside else []
+        place = {node: at for row in self.rows for at, node in enumerate(row)} if beside else {}
+        for node in beside:
+            for tail in tails[pointers[node] : pointers[node + 1]]:
+                if rank_of[tail] == rank_of[node] and place[tail] > place[node]:
+                    raise OrderError(
+                        f"the order can never finish: rank {rank_of[node]} cannot start {self.graph.op(node)}; "
+                        f"it stands ahead of {self.graph.op(tail)}, which it needs"
+                    )
 
     def run(self, release_ns: Sequence[int]) -> tuple[list[int], list[int]]:
         """One longest-path pass: the end of every node, and the rank whose release it hangs on.
@@ -147,9 +179,10 @@ class Timer:
 
     def period(self) -> Times:
         """Times that attain the least period, rounded up to a whole ns."""
+        # the last of a row computes: what runs on another lane is followed by what needs it
         last_node = {r: row[-1] for r, row in enumerate(self.rows) if row}
         release = [0] * len(self.rows)
-        value = max((sum(self._duration[n] for n in self.rows[r]) for r in last_node), default=0)
+        value = max((sum(self._duration[n] for n in row) for row in self.graph.by_lane(self.rows)), default=0)
         raised: dict[int, tuple[int, int]] = {}
         while True:
             end, source = self.run(release)
@@ -176,7 +209,7 @@ class Timer:
         start = [s - first for s in start]
         end = [e - first for e in end]
         span = max(end, default=0) if value is None else value
-        release = [start[row[0]] if row else 0 for row in self.rows]
+        release = [min((start[node] for node in row), default=0) for row in self.rows]
         return Times(start_ns=start, end_ns=end, value_ns=span, release_ns=release)
 
 

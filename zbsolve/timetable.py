@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zbsolve.errors import MissingExtra
@@ -61,6 +61,13 @@ class Timetable:
         """The rows without their times."""
         return Order(tuple(tuple(timed.op for timed in row) for row in self.rows))
 
+    def without_ends(self) -> Timetable:
+        """The same without reductions of gradients and optimizers, for what runs them by itself."""
+        if not self.problem.has_ends:
+            return self
+        rows = tuple(tuple(timed for timed in row if timed.op.microbatch is not None) for row in self.rows)
+        return Timetable(problem=replace(self.problem, ends=False), rows=rows)
+
     def rank(self, rank: int) -> tuple[TimedOp, ...]:
         """The row of one rank."""
         return self.rows[rank]
@@ -68,13 +75,13 @@ class Timetable:
     @property
     def period_ns(self) -> int:
         """The claimed period: the longest a rank is busy from its first start to its last end."""
-        return max((row[-1].end_ns - row[0].start_ns for row in self.rows if row), default=0)
+        return max((last - first for first, last in map(_span, self.rows)), default=0)
 
     @property
     def makespan_ns(self) -> int:
         """First start to last end over all ranks, at the planned times."""
-        rows = [row for row in self.rows if row]
-        return max((row[-1].end_ns for row in rows), default=0) - min((row[0].start_ns for row in rows), default=0)
+        spans = [_span(row) for row in self.rows if row]
+        return max((last for _, last in spans), default=0) - min((first for first, _ in spans), default=0)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A pandas data frame with one row an operation, rank by rank in the order of issue.
@@ -112,6 +119,13 @@ class Timetable:
             f"Timetable({sum(map(len, self.rows))} operations on {len(self.rows)} ranks, "
             f"period {self.period_ns} ns, makespan {self.makespan_ns} ns)"
         )
+
+
+def _span(row: tuple[TimedOp, ...]) -> tuple[int, int]:
+    """First start and last end of a row, on all its lanes."""
+    if not any(timed.op.microbatch is None for timed in row):  # one lane, in row order
+        return (row[0].start_ns, row[-1].end_ns) if row else (0, 0)
+    return min(timed.start_ns for timed in row), max(timed.end_ns for timed in row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,9 +153,11 @@ class Trace:
         InvalidInput
             If the timetable has another order.
         """
-        if timetable.order != self.order:
+        # what ends an iteration is no part of a measured order
+        planned_rows = tuple(tuple(t for t in row if t.op.microbatch is not None) for row in timetable.rows)
+        if self._order(planned_rows) != self.order.rows:
             raise InvalidInput("the timetable has another order than what was measured")
-        pairs = zip(timetable.rows, self.timetable(step).rows, strict=True)
+        pairs = zip(planned_rows, self.timetable(step).rows, strict=True)
         return tuple(
             Planned(rank, planned, measured)
             for rank, (plan, found) in enumerate(pairs)

@@ -32,7 +32,7 @@ MAX_AMOUNT = 2**62
 MAX_FACTOR = 10**6
 """Largest factor by which a duration or a size may be multiplied."""
 
-_FACTOR = re.compile(r"\s*(\d{1,7}(?:\.\d{1,12})?)\s*", re.ASCII)
+_FACTOR = re.compile(r"\s*(\d{1,7}(?:\.\d{1,18})?)\s*", re.ASCII)
 _SHARE = re.compile(r"\s*(\d{1,7}(?:\.\d{1,12})?)\s*(%?)\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-zµμ]*)\s*", re.ASCII | re.IGNORECASE)
 
@@ -107,14 +107,14 @@ def parse_factor(value: object, what: str = "a factor", *, error: type[Exception
     Raises
     ------
     UnitError
-        Or `error`, if it is none of these, 0 or negative, above a million, or has more than 12 decimals.
+        Or `error`, if it is none of these, 0 or negative, above a million, or has more than 18 decimals.
     """
     text = value if isinstance(value, str) else "" if isinstance(value, bool) else _digits(value)
     match = _FACTOR.fullmatch(text)
     factor = Decimal(match.group(1)) if match else Decimal(0)
     if not 0 < factor <= MAX_FACTOR:
         raise error(
-            f"{what} must be a decimal number above 0, at most {MAX_FACTOR} and with at most 12 decimals, "
+            f"{what} must be a decimal number above 0, at most {MAX_FACTOR} and with at most 18 decimals, "
             f"such as '1.25'; got {_shown(value)}"
         )
     return factor.normalize() if factor % 1 else Decimal(int(factor))  # one spelling for each number
@@ -136,7 +136,7 @@ def parse_share(text: str, what: str = "a share") -> float:
 
 def _digits(value: object) -> str:
     if isinstance(value, Decimal):
-        return format(value, "f") if value.is_finite() and -15 <= value.adjusted() <= 15 else ""
+        return format(value, "f") if value.is_finite() and -20 <= value.adjusted() <= 15 else ""
     if isinstance(value, int):
         return str(value) if abs(value) <= MAX_FACTOR else ""
     return repr(value) if isinstance(value, float) else ""

@@ -45,11 +45,19 @@ def test_help_and_version_load_neither_verbs_nor_rich():
         "draw TIMETABLE",
         "report TIMETABLE -o REPORT",
         "emit TIMETABLE --to torch-csv",
+        "emit TIMETABLE --to perfetto",
+        "emit TIMETABLE --to torchtitan",
+        "emit TIMETABLE --to primus",
+        "read torch-csv CSV --profile PROFILE",
+        "profile import TABLE",
         "schema timetable",
     ],
 )
 def test_verbs_that_only_read_load_nothing_heavy(tmp_path, line):
     files = {"PROFILE": put_profile(tmp_path), "TIMETABLE": put_timetable(tmp_path), "REPORT": str(tmp_path / "r.html")}
+    for name, content in (("CSV", "0F0,0B0\n1F0,1B0\n"), ("TABLE", "stage,forward_ms,backward_ms\n0,1,2\n")):
+        files[name] = str(tmp_path / name)
+        (tmp_path / name).write_text(content)
     ended = process(*(files.get(word, word) for word in line.split()), code=PROBE % (HEAVY,))
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.splitlines()[-1] == "HEAVY []"

@@ -116,6 +116,21 @@ def test_a_timetable_of_forwards_only_evaluates_and_refuses_to_train(placement):
         pipe.step(inputs, target)
 
 
+@pytest.mark.parametrize("placement", [Placement.linear(3), Placement.v(2), Placement.bidirectional(2)])
+def test_reductions_and_optimizers_of_the_plan_are_the_executors_own(placement):
+    asked = pipes.problem(placement, 4)
+    stages = tuple(replace(cost, grad_reduce_ns=500, optimizer_ns=200) for cost in asked.profile.stages)
+    asked = replace(asked, profile=replace(asked.profile, stages=stages))
+    planned = simulate(asked, baseline("gpipe", asked))
+    stages, data = pipes.model(placement.stages), pipes.batch(4)
+    pipe = Pipeline(planned, stages, pipes.square_loss)
+    assert_equal_to_plain(pipe, stages, data, 4, bitwise=False)
+    trace = pipe.trace()
+    assert all(op.microbatch is not None for row in trace.order.rows for op in row)
+    assert len(trace.beside(planned)) == sum(map(len, trace.order.rows))
+    assert trace.profile().stages[0].optimizer_ns == 200
+
+
 def test_evaluation_uses_evaluation_mode_and_puts_the_mode_back():
     stages = [nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), nn.BatchNorm1d(4)]
     stages[1].eval()

@@ -46,7 +46,7 @@ def trace_of(timetable: Timetable) -> Trace:
     return Trace(problem=timetable.problem, steps=tuple(steps), transfers=transfers)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problem=problems(), seed=st.integers(0, 2**32), run=st.sampled_from(["none", "times", "trace", "bare trace"]))
 def test_every_timetable_keeps_to_the_format(problem, seed, run):
     timetable = simulate(problem, random_order(problem, seed))

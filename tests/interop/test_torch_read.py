@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.cli.helpers import call, call_json, error_of, put_profile
 from tests.interop.torch_side import IR_SCHEDULES, torchs_own
@@ -142,3 +144,57 @@ def test_the_verbs_refusals(tmp_path):
         tmp_path, Profile.uniform(2, forward_ns=1, backward_input_ns=1, backward_weight_ns=1, activation_bytes=9)
     )
     assert "memory" in call("read", "torch-csv", path, "--profile", heavy, "--memory", "5", code=1).stderr
+
+
+GOOD = {
+    "compute_only": "0F0,0F1,,0I0,0W0,0B1\n1F0,1B0,(1F1;1B1)OVERLAP_F_B\n",
+    "compute_comms": "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD\n"
+    "1RECV_F0,1UNSHARD,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1RESHARD\n",
+}
+
+
+@settings(max_examples=200, deadline=None)
+@given(layout=st.sampled_from(sorted(GOOD)), data=st.data())
+def test_a_damaged_file_is_read_or_refused_in_one_line(layout, data):
+    rows = [line.split(",") for line in GOOD[layout].splitlines()]
+    for _ in range(data.draw(st.integers(1, 3))):
+        row = data.draw(st.sampled_from(rows))
+        at = data.draw(st.integers(0, max(0, len(row) - 1)))
+        match data.draw(st.sampled_from(["drop", "repeat", "swap", "text", "move"])):
+            case "drop" if row:
+                del row[at]
+            case "repeat" if row:
+                row.insert(at, row[at])
+            case "swap" if len(row) > 1:
+                row[at], row[at - 1] = row[at - 1], row[at]
+            case "text" if row:
+                row[at] = data.draw(st.text(max_size=8)) + row[at]
+            case "move" if row:
+                rows[0].append(row.pop(at))
+    text = "".join(",".join(row) + "\n" for row in rows)
+    told, timetable = "", None
+    try:
+        found = parse_torch_csv(text.encode("utf-8", "replace"), "x.csv")
+        timetable = found.timetable(found.problem(costs(found.placement.stages)))
+    except FileFormatError as error:
+        told = str(error)
+    if timetable is None:
+        assert len(told.splitlines()) == 1
+    else:
+        assert violations(timetable.problem, timetable) == ()
+
+
+@pytest.mark.parametrize("layout", GOOD)
+def test_the_undamaged_files_are_read(layout):
+    found = parse_torch_csv(GOOD[layout].encode(), "x.csv")
+    assert (found.layout, found.microbatches) == (layout, 2)
+    timetable = found.timetable(found.problem(costs(2)))
+    assert violations(timetable.problem, timetable) == ()
+
+
+def test_more_cells_than_any_schedule_has_are_refused_at_once(monkeypatch):
+    monkeypatch.setattr("zbsolve.interop.torch.read.MOST_ACTIONS", 4)
+    with pytest.raises(FileFormatError, match="more than 4 cells"):
+        parse_torch_csv(b"0F0,0F1,0B0,0B1,,\n", "x.csv")
+    with pytest.raises(FileFormatError, match="row 2, cell 2: there are more than 4 cells"):
+        parse_torch_csv(b"0F0,0F1,0B0\n1F0,(1F1;1B0)OVERLAP_F_B\n", "x.csv")

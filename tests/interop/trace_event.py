@@ -32,41 +32,37 @@ def _meta(name: str, field: str, value: Any) -> dict[str, Any]:
     return _event(["args"], ph={"const": "M"}, name={"const": name}, args=args)
 
 
-SCHEMA = {
+NAMES = {
+    "process_name": ("name", TEXT),
+    "process_labels": ("labels", TEXT),
+    "process_sort_index": ("sort_index", INTEGER),
+    "thread_name": ("name", TEXT),
+    "thread_sort_index": ("sort_index", INTEGER),
+}
+
+COUNTED = {"type": "object", "minProperties": 1, "additionalProperties": NUMBER}
+LENGTH = {"type": "number", "minimum": 0}
+
+EVENTS = {
+    "X": _event(["dur", "cat"], ph={"const": "X"}, cat=TEXT, args={"type": "object"}, dur=LENGTH),
+    "C": _event(["args"], ph={"const": "C"}, args=COUNTED),
+    "s": _event(["id", "cat"], ph={"const": "s"}, cat=TEXT, id=INTEGER),
+    "f": _event(["id", "cat", "bp"], ph={"const": "f"}, cat=TEXT, id=INTEGER, bp={"const": "e"}),
+    **{f"M {name}": _meta(name, *field) for name, field in NAMES.items()},
+}
+
+FILE = {
     "type": "object",
     "properties": {
         "displayTimeUnit": {"enum": ["ms", "ns"]},
         "otherData": {"type": "object"},
-        "traceEvents": {
-            "type": "array",
-            "items": {
-                "oneOf": [
-                    _event(
-                        ["dur", "cat"],
-                        ph={"const": "X"},
-                        cat=TEXT,
-                        args={"type": "object"},
-                        dur={"minimum": 0, **NUMBER},
-                    ),
-                    _event(
-                        ["args"],
-                        ph={"const": "C"},
-                        args={"type": "object", "minProperties": 1, "additionalProperties": NUMBER},
-                    ),
-                    _event(["id", "cat"], ph={"const": "s"}, cat=TEXT, id=INTEGER),
-                    _event(["id", "cat", "bp"], ph={"const": "f"}, cat=TEXT, id=INTEGER, bp={"const": "e"}),
-                    _meta("process_name", "name", TEXT),
-                    _meta("process_labels", "labels", TEXT),
-                    _meta("process_sort_index", "sort_index", INTEGER),
-                    _meta("thread_name", "name", TEXT),
-                    _meta("thread_sort_index", "sort_index", INTEGER),
-                ]
-            },
-        },
+        "traceEvents": {"type": "array"},
     },
     "required": ["traceEvents"],
     "additionalProperties": False,
 }
+
+CHECKS = {key: jsonschema.Draft202012Validator(schema) for key, schema in EVENTS.items()}
 
 
 def ns(us: Decimal | int) -> int:
@@ -78,7 +74,10 @@ def ns(us: Decimal | int) -> int:
 
 def validated(data: bytes) -> list[dict[str, Any]]:
     """The events of a file that keeps to the format."""
-    jsonschema.validate(json.loads(data), SCHEMA)
+    tree = json.loads(data)
+    jsonschema.validate(tree, FILE)
+    for event in tree["traceEvents"]:
+        CHECKS[event["ph"] if event["ph"] != "M" else f"M {event['name']}"].validate(event)
     events: list[dict[str, Any]] = json.loads(data, parse_float=Decimal)["traceEvents"]
     slices: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     counters: dict[tuple[int, str], list[int]] = defaultdict(list)

@@ -100,7 +100,11 @@ def fits_the_graph(graph: OpGraph, rows: tuple[Int32, ...], timetable: Timetable
     in_row = True
     for nodes, row in zip(rows, timetable.rows, strict=True):
         start[nodes], end[nodes] = [t.start_ns for t in row], [t.end_ns for t in row]
-        in_row = in_row and bool(np.all(start[nodes[1:]] >= end[nodes[:-1]]))
+        network = graph.lane[nodes] != graph.rank[nodes]
+        for lane in (nodes[~network], nodes[network]):
+            in_row = in_row and bool(np.all(start[lane[1:]] >= end[lane[:-1]]))
+        for at in np.flatnonzero(network).tolist():  # not before the last computation ahead of it
+            in_row = in_row and bool(np.all(end[nodes[:at]][~network[:at]] <= start[nodes[at]]))
     return (
         in_row
         and start.min() == 0
@@ -306,6 +310,35 @@ def ask_for_forwards_only(case: Case) -> Broken | None:
     return Broken(case.rows, {"unknown"}, problem=dataclasses.replace(case.problem, forward_only=True))
 
 
+def ask_for_no_end_of_the_iteration(case: Case) -> Broken | None:
+    ends = {t.op.stage for row in case.rows for t in row if t.op.microbatch is None}
+    if not ends:
+        return None
+    stages = list(case.problem.profile.stages)
+    stage = case.rng.choice(sorted(ends))
+    stages[stage] = dataclasses.replace(stages[stage], optimizer_ns=0, grad_reduce_ns=0)
+    profile = dataclasses.replace(case.problem.profile, stages=tuple(stages))
+    return Broken(case.rows, {"unknown"}, problem=dataclasses.replace(case.problem, profile=profile))
+
+
+def optimize_before_all_gradients_are_there(case: Case) -> Broken | None:
+    rows = case.rows
+    seats = case.seats(lambda _r, _i, t: t.op.kind is Kind.OPTIMIZER)
+    if not seats:
+        return None
+    rank, at = case.rng.choice(seats)
+    stage = rows[rank][at].op.stage
+    before = [
+        i
+        for i, t in enumerate(rows[rank])
+        if t.op.stage == stage and Kind.BACKWARD_WEIGHT in {p.kind for p in t.op.parts}
+    ]
+    if not before:
+        return None
+    rows[rank].insert(before[-1], rows[rank].pop(at))
+    return Broken(rows, {"precedence"})
+
+
 def exchange_two_of_a_row_of_which_one_needs_the_other(case: Case) -> Broken | None:
     if case.problem.forward_only:
         return None
@@ -413,6 +446,8 @@ def start_one_much_later(case: Case) -> Broken | None:
     rank, at = case.rng.choice(seats)
     rows[rank][at] = moved(rows[rank][at], 1 + case.timetable.makespan_ns)
     last = at == len(rows[rank]) - 1
+    if rows[rank][at].op.kind is Kind.REDUCE_GRADIENT:  # what computes behind it goes on, but for the optimizer
+        return Broken(rows, {"row_order", "precedence"})
     return Broken(rows, {"claim", "first_start"} if last else {"row_order"}, claimed=case.value)
 
 
@@ -472,6 +507,8 @@ MUTATIONS = (
     allow_the_other_kind_only,
     run_a_backward_among_forwards_only,
     ask_for_forwards_only,
+    ask_for_no_end_of_the_iteration,
+    optimize_before_all_gradients_are_there,
     exchange_two_of_a_row_of_which_one_needs_the_other,
     exchange_their_times_alone,
     start_one_with_what_it_needs,
@@ -529,7 +566,10 @@ def test_every_mutation_finds_something_to_break(mutation):
     seen = 0
     for placement in (Placement.linear(4), Placement.looped(2, 2), Placement.v(2), Placement.bidirectional(4)):
         problem = Problem(profile=profile, placement=placement, microbatches=4)
-        for variant in (problem, dataclasses.replace(problem, forward_only=True)):
+        ending = dataclasses.replace(profile.stages[0], grad_reduce_ns=4, optimizer_ns=2)
+        ends = dataclasses.replace(profile, stages=(ending,) * 4)
+        variants = {"forward_only": True}, {"profile": ends}, {}
+        for variant in (dataclasses.replace(problem, **changes) for changes in variants):
             seen += sum(is_broken_and_seen(mutation, Case(variant, seed)) for seed in range(12))
     assert seen >= 16
 

@@ -1,5 +1,6 @@
 import random
 import time
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ def free() -> Budget:
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_fusing_is_never_worse_and_always_valid(data):
-    problem = data.draw(problems())
+    problem = data.draw(problems(variants=True))
     order = random_order(problem, data.draw(st.integers(0, 999)))
     before = simulate(problem, order)
     value, fused = fuse(problem, order, free())
@@ -39,16 +40,10 @@ def test_fusing_is_never_worse_and_always_valid(data):
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_fusing_keeps_the_memory_limit(data):
-    problem = data.draw(problems())
+    problem = data.draw(problems(variants=True))
     order = random_order(problem, data.draw(st.integers(0, 999)))
     peaks = metrics(simulate(problem, order)).peak_bytes
-    limited = Problem(
-        profile=problem.profile,
-        placement=problem.placement,
-        microbatches=problem.microbatches,
-        memory_limit=peaks,
-        objective=problem.objective,
-    )
+    limited = replace(problem, memory_limit=peaks)
     _, fused = fuse(limited, order, free())
     assert not violations(limited, fused)
 

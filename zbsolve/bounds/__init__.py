@@ -66,8 +66,10 @@ def lower_bounds(problem: Problem, *, most_effort: int = MAX_EFFORT) -> tuple[Bo
     if costs.single:
         ranks = single_ranks(costs)
         ahead = [rank.head if makespan else 0 for rank in ranks]
-        phases = [at + two_phase(rank) for at, rank in zip(ahead, ranks, strict=True)]
-        areas = [at + span if (span := memory_time(rank)) else 0 for at, rank in zip(ahead, ranks, strict=True)]
+        # what ends the iteration on a rank comes after all that these two speak of
+        phases = [at + two_phase(rank) + rank.after for at, rank in zip(ahead, ranks, strict=True)]
+        spans = [(at + rank.after, memory_time(rank)) for at, rank in zip(ahead, ranks, strict=True)]
+        areas = [beside + span if span else 0 for beside, span in spans]
         bounds.append(Bound(max(phases), "two-phase"))
         bounds.append(Bound(max(areas), "memory-time"))
         bounds.append(Bound(relay(ranks, makespan=makespan), "relay"))

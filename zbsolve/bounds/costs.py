@@ -44,6 +44,8 @@ class Costs:
         What F holds; the extra of every operation.
     down_ns, up_ns
         Lags over the boundary after a stage, of the output and of its gradient; shape (S - 1, m).
+    reduce_ns, optimizer_ns
+        Once an iteration, of each stage on each rank, shape (S, ranks); 0 where it is not held.
     base_bytes, limit_bytes
         Static bytes and limit of each rank (2^62: none), shape (ranks,).
     """
@@ -59,6 +61,8 @@ class Costs:
     workspace_bytes: Int64
     down_ns: Int64
     up_ns: Int64
+    reduce_ns: Int64
+    optimizer_ns: Int64
     base_bytes: Int64
     limit_bytes: Int64
 
@@ -105,6 +109,19 @@ class Costs:
         assert self.keep_bytes is not None
         need: Int64 = self.fused_need + np.maximum(self.keep_bytes - self.held_bytes, 0)
         return need
+
+    @cached_property
+    def after_ns(self) -> Int64:
+        """Least time on each rank from the end of its last backward to its last end, shape (ranks,).
+
+        The stage of that backward still has to be reduced and its optimizer to run.
+        """
+        least = np.full(self.ranks, np.iinfo(np.int64).max)
+        after = self.reduce_ns + self.optimizer_ns
+        for s in range(self.stages):
+            for rank in set(self.rank[s].tolist()):
+                least[rank] = min(least[rank], after[s, rank])
+        return np.where(least == np.iinfo(np.int64).max, 0, least)
 
     @cached_property
     def smallest_limits(self) -> tuple[int, ...]:
@@ -232,6 +249,8 @@ def read_costs(problem: Problem) -> Costs:
         workspace_bytes=-graph.end_bytes[forward],
         down_ns=_lags(graph, forward[:-1], forward[1:]),
         up_ns=_lags(graph, (back := _nodes(graph, _BW if split is None else _B))[1:], back[:-1]),
+        reduce_ns=_once(graph, Kind.REDUCE_GRADIENT),
+        optimizer_ns=_once(graph, Kind.OPTIMIZER),
         base_bytes=graph.base_bytes,
         limit_bytes=graph.limit_bytes,
     )
@@ -252,6 +271,8 @@ def _forwards(graph: OpGraph) -> Costs:
         workspace_bytes=graph.start_bytes[forward],
         down_ns=_lags(graph, forward[:-1], forward[1:]),
         up_ns=nothing[1:],
+        reduce_ns=(none := np.zeros((len(forward), graph.ranks), dtype=np.int64)),
+        optimizer_ns=none,
         base_bytes=graph.base_bytes,
         limit_bytes=graph.limit_bytes,
     )
@@ -279,6 +300,14 @@ def _nodes(graph: OpGraph, kind: int) -> Int64:
     nodes = np.flatnonzero(graph.kind == kind)
     table = np.empty((graph.problem.placement.stages, graph.problem.microbatches), dtype=np.int64)
     table[graph.stage[nodes], graph.microbatch[nodes]] = nodes
+    return table
+
+
+def _once(graph: OpGraph, kind: Kind) -> Int64:
+    """Durations of what is done once an iteration, by stage and rank."""
+    table = np.zeros((graph.problem.placement.stages, graph.ranks), dtype=np.int64)
+    nodes = np.flatnonzero(graph.kind == KINDS.index(kind))
+    table[graph.stage[nodes], graph.rank[nodes]] = graph.duration_ns[nodes]
     return table
 
 

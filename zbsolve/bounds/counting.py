@@ -56,6 +56,8 @@ def counting(ranks: Sequence[SingleRank], *, makespan: bool, most_effort: int) -
     - B: max(t(x, y - 1, z), r(y)) + B; a fused backward the same from t(x, y - 1, z - 1), with its time;
     - W: t(x, y, z - 1) + W.
 
+    The rank's last end is t(m, m, m), and what ends the iteration there comes after it.
+
     r(n) is when an n-th backward can start. The first n backwards of a row are of n microbatches, of
     which one has its F in place n or later; so r(n) >= f(n) + L, whatever the order of microbatches.
     By induction no row is faster than t; let g(n) be the least end of an n-th gradient.
@@ -75,7 +77,10 @@ def counting(ranks: Sequence[SingleRank], *, makespan: bool, most_effort: int) -
     Every step replaces an unknown time by a proven least one, so stopping anywhere leaves a bound.
     Own proof.
     """
-    if max(r.head + r.tail + r.microbatches * (r.turn + r.forward + r.backward) for r in ranks) >= _LARGEST_NS:
+    if (
+        max(r.head + r.tail + r.after + r.microbatches * (r.turn + r.forward + r.backward) for r in ranks)
+        >= _LARGEST_NS
+    ):
         return 0  # would not fit the arrays
     none = [0] * ranks[0].microbatches
     own: list[_Earliest] = []
@@ -147,7 +152,7 @@ def _earliest(rank: SingleRank, first: int, starts: list[int], arrivals: list[in
                 gradients[y] = min(gradients[y], int(reached.min()))
                 np.minimum(rows[y], reached, out=rows[y])
                 if y == m:
-                    end = int((reached + np.maximum(shift[::-1], tail)).min())
+                    end = int((reached + np.maximum(shift[::-1] + rank.after, tail)).min())
             if rank.split:
                 # W's may follow: the least over z' <= z of t(x, y, z') + (z - z') W
                 rows[y] = np.minimum.accumulate(rows[y] - shift[: y + 1])

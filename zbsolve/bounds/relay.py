@@ -42,6 +42,7 @@ def relay(ranks: Sequence[SingleRank], *, makespan: bool) -> int:
             arrival = rank.forward + rank.down + following + rank.up
             span = max(span, arrival + rank.backward)
             until_gradient = max(until_gradient, arrival + rank.gradient)
-        best = max(best, rank.head + max(span, until_gradient + rank.tail) if makespan else span)
+        whole = span + rank.after
+        best = max(best, rank.head + max(whole, until_gradient + rank.tail) if makespan else whole)
         following = until_gradient
     return best

@@ -46,6 +46,8 @@ class SingleRank:
         Least time before the first F, and after the last input gradient, spent on other ranks.
     down, up
         Lags of an output to the next rank, and of its gradient back; 0 for the last stage.
+    after
+        What follows all of it on the rank: the reduction of its gradients and the optimizer.
     """
 
     microbatches: int
@@ -61,6 +63,7 @@ class SingleRank:
     tail: int
     down: int
     up: int
+    after: int = 0
 
     @property
     def work(self) -> int:
@@ -130,6 +133,7 @@ def single_ranks(costs: Costs) -> tuple[SingleRank, ...]:
                 tail=least(costs.tail_ns, s),
                 down=least(costs.down_ns, s) if inner else 0,
                 up=least(costs.up_ns, s) if inner else 0,
+                after=int(costs.reduce_ns[s, rank] + costs.optimizer_ns[s, rank]),
             )
         )
     return tuple(ranks)

@@ -16,10 +16,18 @@ def load(costs: Costs) -> int:
     Notes
     -----
     For period and makespan. On each rank, the sum of F + min(B + W, fused) over its stages and the
-    microbatches that visit it; for one stage a rank m (F + B + W). Between a rank's first start and
+    microbatches that visit it; for one stage a rank m (F + B + W). To that comes the greater of all its
+    optimizers and of what follows its last backward at least (`Costs.after_ns`). Between a rank's first start and
     last end lies all its work, hence period and makespan are at least that. Own proof; folklore.
     """
-    return int(_sum_by_rank(costs, costs.forward_ns + costs.backward_ns).max())
+    return int(_work(costs).max())
+
+
+def _work(costs: Costs) -> Int64:
+    """Work of each rank, and what at least must follow it there."""
+    work = _sum_by_rank(costs, costs.forward_ns + costs.backward_ns)
+    found: Int64 = work + np.maximum(costs.optimizer_ns.sum(axis=0), costs.after_ns)
+    return found
 
 
 def chain(costs: Costs) -> int:
@@ -31,6 +39,7 @@ def chain(costs: Costs) -> int:
     L(s) the least time from there to the start of its backward (`Costs.turn_ns`). The backward of
     stage s cannot be done before head(s) + L(s) + min(B + W, fused).
 
+    - both, with the reduction and the optimizer of stage t behind its backward.
     - makespan: the greatest of these over stages and microbatches, each with the backwards of the
       earlier stages that must follow: beside W if it is split, after it if it is fused (`Costs.finish_ns`).
     - period: measured from the first F of the microbatch on the same rank instead, since that
@@ -40,10 +49,11 @@ def chain(costs: Costs) -> int:
     Own proof.
     """
     arrived = costs.head_ns + costs.turn_ns
-    if costs.problem.objective == "makespan":
-        return int((arrived + costs.finish_ns).max())
-    done = arrived + costs.backward_ns
     columns = np.arange(costs.microbatches)
+    after = (costs.reduce_ns + costs.optimizer_ns)[np.arange(costs.stages)[:, None], costs.rank]
+    done = arrived + costs.backward_ns + after
+    if costs.problem.objective == "makespan":
+        return int(max((arrived + costs.finish_ns).max(), done.max()))
     first = np.full((costs.ranks, costs.microbatches), -1, dtype=np.int64)
     best = 0
     for s in range(costs.stages):
@@ -73,7 +83,7 @@ def head_tail(costs: Costs) -> int:
     head, tail = (np.full(costs.ranks, least, dtype=np.int64) for _ in range(2))
     np.minimum.at(head, costs.rank.ravel(), costs.head_ns.ravel())
     np.minimum.at(tail, costs.rank.ravel(), costs.tail_ns.ravel())
-    work = _sum_by_rank(costs, costs.forward_ns + costs.backward_ns)
+    work = _work(costs)
     until_gradient = _sum_by_rank(costs, costs.forward_ns + costs.gradient_ns)
     ends: list[int] = [
         h + max(w, g + t)

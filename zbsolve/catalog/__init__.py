@@ -18,6 +18,7 @@ from zbsolve.catalog import (
     zb_v,
     zero_bubble,
 )
+from zbsolve.catalog.closing import closed, open_ended
 from zbsolve.catalog.conditions import require_backwards
 from zbsolve.catalog.schedule import Member, Schedule
 from zbsolve.errors import InvalidInput
@@ -69,4 +70,4 @@ def baseline(name: str, problem: Problem) -> Order:
         raise InvalidInput(f"there is no schedule {name!r}; choose one of {', '.join(_MEMBERS)}")
     if member.schedule.family != forward_only.FAMILY:
         require_backwards(problem, name)
-    return member.build(problem)
+    return closed(problem, member.build(open_ended(problem)))

@@ -44,12 +44,26 @@ def unknown_operations(sheet: Sheet) -> Iterator[Violation]:
 def _why(sheet: Sheet, op: Op) -> str:
     if type(op.kind) is not Kind or (sheet.problem.forward_only and op.kind is not Kind.FORWARD):
         return f"the kind {number(op.kind)}"
+    if op.kind.of_iteration:
+        return _why_no_end(sheet, op)
     if op.microbatch is None:
         return "no microbatch"
     for name, value in (("stage", op.stage), ("microbatch", op.microbatch)):
         if type(value) is not int:
             return f"a {name} of type {type(value).__name__}, which must be an int"
     return f"stage {number(op.stage)} and microbatch {number(op.microbatch)}"
+
+
+def _why_no_end(sheet: Sheet, op: Op) -> str:
+    if op.microbatch is not None:
+        return "a microbatch, though it is done once an iteration"
+    if type(op.stage) is not int:
+        return f"a stage of type {type(op.stage).__name__}, which must be an int"
+    if not 0 <= op.stage < sheet.stages:
+        return f"stage {number(op.stage)}"
+    if sheet.problem.forward_only or not sheet.problem.ends:
+        return f"the kind {op.kind}"
+    return f"the kind {op.kind}, which takes no time by the profile of stage {op.stage}"
 
 
 def kinds_not_allowed(sheet: Sheet) -> Iterator[Violation]:
@@ -74,8 +88,15 @@ def missing_parts(sheet: Sheet) -> Iterator[Violation]:
     for part, doers in sheet.doer.items():
         for cell, doer in enumerate(doers):
             if doer is None:
-                op = sheet.op(part, cell)
-                yield Violation("missing", f"nothing does {op}, which belongs on rank {sheet.home(cell)}", (op,))
+                yield _missing(sheet, part, cell)
+    for (part, cell), doer in sheet.ends.items():
+        if doer is None:
+            yield _missing(sheet, part, cell)
+
+
+def _missing(sheet: Sheet, part: Kind, cell: int) -> Violation:
+    op = sheet.op(part, cell)
+    return Violation("missing", f"nothing does {op}, which belongs on rank {sheet.home(cell)}", (op,))
 
 
 def duplicate_parts(sheet: Sheet) -> Iterator[Violation]:

@@ -56,7 +56,7 @@ def _walk(sheet: Sheet, row: list[Entry], static: int, limit: int | None) -> _Wa
     at = over = None
     exceeded = limit is not None and held > limit
     for entry in row:
-        if entry.cell < 0:
+        if entry.cell < 0 or entry.op.microbatch is None:  # once an iteration: all it needs is static
             continue
         cost = sheet.cost(entry.cell)
         change = _change(entry.op.kind, cost)

@@ -15,7 +15,8 @@ from zbsolve.trace import Trace
 __all__ = ["Entry", "Sheet", "number", "show", "some"]
 
 _F, _B, _W, _BW = Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD
-_DOES = {_F: (_F,), _B: (_B,), _W: (_W,), _BW: (_B, _W)}
+_R, _O = Kind.REDUCE_GRADIENT, Kind.OPTIMIZER
+_DOES = {_F: (_F,), _B: (_B,), _W: (_W,), _BW: (_B, _W), _R: (_R,), _O: (_O,)}
 
 LONGEST_LIST = 12
 """A message names no more things than this."""
@@ -32,7 +33,8 @@ class Entry:
     rank, place
         In whose row, and where in it, from 0.
     cell
-        Stage x microbatches + microbatch; -1 if the problem has no such operation.
+        Stage x microbatches + microbatch; of what is done once an iteration, behind all these,
+        rank x stages + stage; -1 if the problem has no such operation.
     timed
         Its planned times, if there are any.
     clocked
@@ -51,6 +53,11 @@ class Entry:
 
     def __str__(self) -> str:
         return f"{show(self.op)} on rank {self.rank}"
+
+    @property
+    def on_network(self) -> bool:
+        """Whether it runs on the network of its rank, beside what computes there."""
+        return self.op.kind is _R
 
     @property
     def start(self) -> int:
@@ -77,6 +84,8 @@ class Sheet:
     doer
         For F, B and W (F alone in a problem of forwards only) and each cell the entry that does it,
         None if there is none.
+    ends
+        The same for what is done once an iteration, by kind and cell.
     again
         The parts done more than once, with all the entries that do them.
     """
@@ -91,6 +100,13 @@ class Sheet:
         cells = self.stages * self.microbatches
         parts = (_F,) if problem.forward_only else (_F, _B, _W)
         self.doer: dict[Kind, list[Entry | None]] = {part: [None] * cells for part in parts}
+        self.ends: dict[tuple[Kind, int], Entry | None] = {
+            (kind, self._end_cell(rank, stage)): None
+            for kind in (_R, _O)
+            for stage in range(self.stages)
+            if self._ends_with(kind, stage)
+            for rank in self._holders(stage)
+        }
         self.again: dict[tuple[Kind, int], list[Entry]] = {}
         for entry in self.known:
             for part in _DOES[entry.op.kind]:
@@ -117,11 +133,18 @@ class Sheet:
     def _entry(self, rank: int, place: int, item: Op | TimedOp) -> Entry:
         if isinstance(item, TimedOp):
             clocked = all(type(at) is int and at >= 0 for at in (item.start_ns, item.end_ns))
-            return Entry(item.op, rank, place, self._cell(item.op), item, clocked)
-        return Entry(item, rank, place, self._cell(item), None, False)
+            return Entry(item.op, rank, place, self._cell(item.op, rank), item, clocked)
+        return Entry(item, rank, place, self._cell(item, rank), None, False)
 
-    def _cell(self, op: Op) -> int:
+    def _cell(self, op: Op, rank: int) -> int:
         # exact types: True equals 1, but is no stage
+        if type(op.kind) is Kind and op.kind in (_R, _O):
+            if type(op.stage) is not int or op.microbatch is not None or not 0 <= op.stage < self.stages:
+                return -1
+            if not self._ends_with(op.kind, op.stage):
+                return -1
+            holders = self._holders(op.stage)
+            return self._end_cell(rank if rank in holders else min(holders), op.stage)
         if type(op.kind) is not Kind or type(op.stage) is not int or type(op.microbatch) is not int:
             return -1
         if self.problem.forward_only and op.kind is not _F:
@@ -130,16 +153,30 @@ class Sheet:
             return -1
         return op.stage * self.microbatches + op.microbatch
 
+    def _ends_with(self, kind: Kind, stage: int) -> bool:
+        """Whether each iteration ends with a reduction, or an optimizer, of the stage."""
+        cost = self.problem.profile.stages[stage]
+        if self.problem.forward_only or not self.problem.ends:
+            return False
+        return bool(cost.grad_reduce_ns or (cost.optimizer_ns and kind is _O))
+
+    def _holders(self, stage: int) -> set[int]:
+        return {route[stage] for route in self.problem.placement.routes}
+
+    def _end_cell(self, rank: int, stage: int) -> int:
+        return self.stages * self.microbatches + rank * self.stages + stage
+
     def _enter(self, part: Kind, entry: Entry) -> None:
-        doer = self.doer[part]
-        other = doer[entry.cell]
-        if other is None:
-            doer[entry.cell] = entry
-            return
-        self.again.setdefault((part, entry.cell), [other]).append(entry)
-        # of several, the one that others wait for is the first that stands in the right row
-        if self.home(other.cell) != other.rank and self.home(entry.cell) == entry.rank:
-            doer[entry.cell] = entry
+        other = self.ends[part, entry.cell] if part in (_R, _O) else self.doer[part][entry.cell]
+        if other is not None:
+            self.again.setdefault((part, entry.cell), [other]).append(entry)
+            # of several, the one that others wait for is the first that stands in the right row
+            if self.home(other.cell) == other.rank or self.home(entry.cell) != entry.rank:
+                return
+        if part in (_R, _O):
+            self.ends[part, entry.cell] = entry
+        else:
+            self.doer[part][entry.cell] = entry
 
     def _needs(self, entry: Entry) -> Iterator[Entry | None]:
         kind, cell = entry.op.kind, entry.cell
@@ -148,6 +185,11 @@ class Sheet:
                 yield self.doer[_F][cell - self.microbatches]
         elif kind is _W:
             yield self.doer[_B][cell]
+        elif kind is _O and (_R, cell) in self.ends:
+            yield self.ends[_R, cell]
+        elif kind in (_R, _O):
+            first = entry.op.stage * self.microbatches
+            yield from self.doer[_W][first : first + self.microbatches]
         else:
             yield self.doer[_F][cell]
             if entry.op.stage < self.stages - 1:
@@ -155,6 +197,8 @@ class Sheet:
 
     def home(self, cell: int) -> int:
         """The rank on which the operations of a cell belong."""
+        if cell >= self.stages * self.microbatches:
+            return (cell - self.stages * self.microbatches) // self.stages
         stage, microbatch = divmod(cell, self.microbatches)
         route_of = self.problem.route_of
         assert route_of is not None
@@ -162,15 +206,22 @@ class Sheet:
 
     def cost(self, cell: int) -> StageCost:
         """What the operations of a cell cost."""
+        if cell >= self.stages * self.microbatches:
+            rank, stage = divmod(cell - self.stages * self.microbatches, self.stages)
+            return self.problem.cost(stage, None, rank=rank)
         return self.problem.cost(*divmod(cell, self.microbatches))
 
     def op(self, part: Kind, cell: int) -> Op:
         """The part of a cell as an operation."""
+        if part in (_R, _O):
+            return Op(part, (cell - self.stages * self.microbatches) % self.stages, None)
         return Op(part, *divmod(cell, self.microbatches))
 
 
 def show(op: Op) -> str:
     """An operation in words, whatever its numbers are."""
+    if type(op.kind) is Kind and op.kind in (_R, _O) and op.microbatch is None:
+        return f"{op.kind.value.replace('_', ' ')} of stage {number(op.stage)}"
     letter = op.kind.letter if type(op.kind) is Kind else f"({number(op.kind)}) "
     return f"{letter}{'' if op.microbatch is None else number(op.microbatch)} of stage {number(op.stage)}"
 

@@ -72,6 +72,10 @@ def _duration(kind: Kind, cost: StageCost) -> int:
         return cost.backward_input_ns
     if kind is _W:
         return cost.backward_weight_ns
+    if kind is Kind.REDUCE_GRADIENT:
+        return cost.grad_reduce_ns
+    if kind is Kind.OPTIMIZER:
+        return cost.optimizer_ns
     return cost.backward_ns
 
 
@@ -90,8 +94,11 @@ def wrong_durations(sheet: Sheet) -> Iterator[Violation]:
 
 
 def overlaps(sheet: Sheet) -> Iterator[Violation]:
-    """A rank runs one operation at a time; one of no duration may share the instant at which another starts or ends."""
-    for row in sheet.rows:
+    """A rank computes one operation at a time, and its network runs one at a time.
+
+    One of no duration may share the instant at which another starts or ends.
+    """
+    for row in _lanes(sheet):
         latest: Entry | None = None
         for entry in sorted(_clocked(row), key=_span):
             if latest is not None and entry.start < latest.end:
@@ -105,16 +112,37 @@ def overlaps(sheet: Sheet) -> Iterator[Violation]:
 
 
 def row_against_time(sheet: Sheet) -> Iterator[Violation]:
-    """Operations run in the order in which they stand in their row."""
-    for row in sheet.rows:
+    """Operations run in the order in which they stand in their row, each lane by itself.
+
+    What the network of a rank runs starts no earlier than the last computation ahead of it has ended.
+    """
+    for row in _lanes(sheet):
         for ahead, entry in itertools.pairwise(_clocked(row)):
             if _span(entry) < _span(ahead):
-                yield Violation(
-                    "row_order",
-                    f"{entry} (place {entry.place}, {_shown_span(entry)}) stands behind {show(ahead.op)} "
-                    f"(place {ahead.place}, {_shown_span(ahead)}), but runs before it",
-                    (ahead.op, entry.op),
-                )
+                yield _before_its_turn(ahead, entry, "runs before it")
+    for row in sheet.rows:
+        compute: Entry | None = None
+        for entry in _clocked(row):
+            if not entry.on_network:
+                compute = entry
+            elif compute is not None and entry.start < compute.end:
+                yield _before_its_turn(compute, entry, "starts before that has ended")
+
+
+def _before_its_turn(ahead: Entry, entry: Entry, what: str) -> Violation:
+    return Violation(
+        "row_order",
+        f"{entry} (place {entry.place}, {_shown_span(entry)}) stands behind {show(ahead.op)} "
+        f"(place {ahead.place}, {_shown_span(ahead)}), but {what}",
+        (ahead.op, entry.op),
+    )
+
+
+def _lanes(sheet: Sheet) -> Iterator[list[Entry]]:
+    """Of each row what computes, and what the network runs."""
+    for row in sheet.rows:
+        yield [entry for entry in row if not entry.on_network]
+        yield [entry for entry in row if entry.on_network]
 
 
 def early_in_rank(sheet: Sheet) -> Iterator[Violation]:

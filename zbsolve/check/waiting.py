@@ -26,48 +26,65 @@ def row_against_need(sheet: Sheet) -> Iterator[Violation]:
 def circles_of_ranks(sheet: Sheet) -> Iterator[Violation]:
     """Issued row by row, each operation as soon as what it needs is done, all rows come to their end."""
     stuck = _issue(sheet)
-    for circle in _circles({rank: need.rank for rank, (_, need) in stuck.items()}):
-        yield _story([stuck[rank] for rank in circle], stuck)
+    for circle in _circles({lane: _lane(need) for lane, (_, need) in stuck.items()}):
+        yield _story([stuck[lane] for lane in circle], stuck)
+
+
+def _lane(entry: Entry) -> int:
+    """A number for what runs it: two a rank, its compute and its network."""
+    return 2 * entry.rank + entry.on_network
 
 
 def _issue(sheet: Sheet) -> dict[int, tuple[Entry, Entry]]:
-    """Issue all rows as far as they go.
+    """Issue all rows as far as they go, what computes and what the network runs each by itself.
 
     Returns
     -------
-    For each rank that is stuck: its next operation, and what that waits for on another rank.
+    For each lane that is stuck: its next operation, and what that waits for on another lane.
     """
-    reached = [0] * len(sheet.rows)
+    lanes: list[list[Entry]] = [[] for _ in range(2 * len(sheet.rows))]
+    computes_ahead: dict[Entry, Entry] = {}
+    for row in sheet.rows:
+        compute: Entry | None = None
+        for entry in row:
+            lanes[_lane(entry)].append(entry)
+            if not entry.on_network:
+                compute = entry
+            elif compute is not None:
+                computes_ahead[entry] = compute
+    reached = [0] * len(lanes)
+    done: set[Entry] = set()
     stuck: dict[int, tuple[Entry, Entry]] = {}
     waiting: dict[Entry, list[int]] = {}
-    ready = list(range(len(sheet.rows)))
+    ready = list(range(len(lanes)))
     while ready:
-        rank = ready.pop()
-        row, place = sheet.rows[rank], reached[rank]
-        stuck.pop(rank, None)
+        lane = ready.pop()
+        row, place = lanes[lane], reached[lane]
+        stuck.pop(lane, None)
         while place < len(row):
             entry = row[place]
-            need = _unmet(entry, reached)
+            need = _unmet(entry, computes_ahead.get(entry), done)
             if need is not None:
-                stuck[rank] = entry, need
-                waiting.setdefault(need, []).append(rank)
+                stuck[lane] = entry, need
+                waiting.setdefault(need, []).append(lane)
                 break
             place += 1
-            reached[rank] = place
+            done.add(entry)
             ready += waiting.pop(entry, ())
+        reached[lane] = place
     return stuck
 
 
-def _unmet(entry: Entry, reached: list[int]) -> Entry | None:
-    """What an operation still waits for on another rank; what stands in its own row is another rule's."""
-    for need in entry.needs:
-        if need.rank != entry.rank and need.place >= reached[need.rank]:
+def _unmet(entry: Entry, ahead: Entry | None, done: set[Entry]) -> Entry | None:
+    """What an operation still waits for on another lane; what stands behind it in its own row is another rule's."""
+    for need in entry.needs if ahead is None else (ahead, *entry.needs):
+        if need not in done and (need.rank != entry.rank or need.place < entry.place):
             return need
     return None
 
 
 def _circles(waits_for: Mapping[int, int]) -> Iterator[list[int]]:
-    """The circles among ranks that wait for one other each: every circle once, from its least rank on."""
+    """The circles among lanes that wait for one other each: every circle once, from its least lane on."""
     walked_from: dict[int, int] = {}
     for root in sorted(waits_for):
         path: list[int] = []
@@ -86,7 +103,7 @@ def _story(links: list[tuple[Entry, Entry]], stuck: Mapping[int, tuple[Entry, En
     """Tell a circle: each rank, what it is at, what that waits for, and what stands in the way there."""
     told = []
     for entry, need in links:
-        next_there = stuck[need.rank][0]
+        next_there = stuck[_lane(need)][0]
         behind = "" if next_there is need else f", which stands there behind {show(next_there.op)}"
         told.append(f"rank {entry.rank}, at {show(entry.op)}, waits for {show(need.op)} on rank {need.rank}{behind}")
     if len(told) > LONGEST_LIST:

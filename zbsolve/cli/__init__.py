@@ -26,7 +26,7 @@ VERBS = {
     "report": "Timetables as one page for a browser, to zoom into and to print.",
     "emit": "A timetable in the format of another tool.",
     "read": "Another tool's schedule as a timetable.",
-    "profile": "Measure a profile or look at one.",
+    "profile": "Measure a profile, import one or look at one.",
     "schema": "The JSON schema of a file kind.",
 }
 """Every verb with the line that the list of verbs shows; module and function bear the verb's name."""

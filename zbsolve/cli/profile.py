@@ -1,16 +1,17 @@
-"""`zbsolve profile`: make a profile by measuring, or look at one."""
+"""`zbsolve profile`: make a profile by measuring, take one from another tool, or look at one."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._figures import grid, table
 from zbsolve.cli._output import FILE, Output, output_option, stdout_to_stderr, talk_options
+from zbsolve.cli._profile_import import import_options, imported
 from zbsolve.cli._text import inert
 from zbsolve.units import counted, format_bytes, format_ns
 
@@ -22,7 +23,7 @@ __all__ = ["profile"]
 
 @click.group()
 def profile() -> None:
-    """Measure a profile or look at one."""
+    """Measure a profile, import one or look at one."""
 
 
 @profile.command()
@@ -91,6 +92,32 @@ def measure(
             name=name,
             warn=out.say,
         )
+    if output is not None:
+        out.write(output, profile_bytes(made))
+    _show(made, out)
+    if output is None:
+        out.say("add -o FILE to keep this profile")
+
+
+@profile.command("import")
+@import_options
+def import_(*, asked: dict[str, Any], output: str | None, out: Output) -> None:
+    r"""Make a profile from what another tool has measured.
+
+    \b
+    torch-profiler  traces of torch's profiler, also .json.gz, one a rank: ranges of
+                    torch's pipelining runtime (PP:0F0) or of zbsolve's executor
+    zero-bubble     logs of the zero-bubble code: its lines "profiling conclusion"
+    nsight          nsys stats --format csv --report nvtx_sum (or nvtx_gpu_proj_sum)
+    csv             stage,forward_ms,backward_input_ms,backward_weight_ms,...
+
+    Times are medians, their interquartile ranges stand in the source. Bytes and links, of
+    which durations say nothing, come from options; what is missing or assumed is said.
+    """
+    from zbsolve.files import profile_bytes
+
+    out = out.for_file(output, *asked["files"], asked["like"])
+    made = imported(asked, out)
     if output is not None:
         out.write(output, profile_bytes(made))
     _show(made, out)

@@ -33,6 +33,8 @@ FILL = {
     Kind.BACKWARD_INPUT: "#F0A30A",
     Kind.BACKWARD_WEIGHT: "#A3DFC2",
     Kind.BACKWARD: "#BD4B2C",
+    Kind.REDUCE_GRADIENT: "#C9A3D4",
+    Kind.OPTIMIZER: "#2B2B2B",
 }
 """The colour of each kind's boxes."""
 
@@ -49,6 +51,8 @@ TEXT = {
     Kind.BACKWARD_INPUT: "#1A1A1A",
     Kind.BACKWARD_WEIGHT: "#1A1A1A",
     Kind.BACKWARD: "#FFFFFF",
+    Kind.REDUCE_GRADIENT: "#1A1A1A",
+    Kind.OPTIMIZER: "#FFFFFF",
 }
 """The colour of the letters on them."""
 
@@ -57,6 +61,8 @@ MEANING = {
     Kind.BACKWARD_INPUT: "backward, input gradient",
     Kind.BACKWARD_WEIGHT: "backward, weight gradient",
     Kind.BACKWARD: "backward, both in one",
+    Kind.REDUCE_GRADIENT: "reduction of gradients, beside the computing",
+    Kind.OPTIMIZER: "optimizer",
 }
 """What a legend says beside each letter."""
 

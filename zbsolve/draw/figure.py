@@ -205,11 +205,14 @@ class _Page:
         ends = []
         for rank, row in enumerate(panel.timetable.rows):
             for timed in row:
-                top = _box_top(panel, rank, timed.op.stage)
-                box = (timed.start_ns, top, timed.end_ns, top + height)
+                top, tall = _box_top(panel, rank, timed.op.stage), height
+                if timed.op.kind is Kind.REDUCE_GRADIENT:  # beside the computing: a strip at the foot of the row
+                    top, tall = rank + 0.88, 0.09
+                box = (timed.start_ns, top, timed.end_ns, top + tall)
                 found.setdefault(timed.op.kind, []).append(box)
             if row:
-                ends += [[(x, rank + 0.02), (x, rank + 0.98)] for x in (row[0].start_ns, row[-1].end_ns)]
+                sides = min(timed.start_ns for timed in row), max(timed.end_ns for timed in row)
+                ends += [[(x, rank + 0.02), (x, rank + 0.98)] for x in sides]
         for kind in panel.kinds:
             self._boxes(axes, found[kind], kind)
         self._segments(axes, ends, color=colours.INK, linewidth=0.9)
@@ -245,7 +248,8 @@ class _Page:
         for panel in self.shown:
             for row in panel.timetable.rows:
                 for timed in row:
-                    rooms.setdefault(timed.op.kind, []).append(self._room(timed))
+                    if timed.op.kind is not Kind.REDUCE_GRADIENT:
+                        rooms.setdefault(timed.op.kind, []).append(self._room(timed))
         if sum(map(len, rooms.values())) > MOST_LABELS:
             return Lettering()
         digits = len(str(max(panel.timetable.problem.microbatches for panel in self.shown) - 1))

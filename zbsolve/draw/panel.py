@@ -119,7 +119,8 @@ def panels(timetables: Sequence[tuple[str, Timetable]]) -> tuple[Panel, ...]:
 
 def _panel(title: str, timetable: Timetable) -> Panel:
     rows = timetable.rows
-    work = sum(timed.end_ns - timed.start_ns for row in rows for timed in row)
+    computes = (timed for row in rows for timed in row if timed.op.kind is not Kind.REDUCE_GRADIENT)
+    work = sum(timed.end_ns - timed.start_ns for timed in computes)
     first = [min((timed.start_ns for timed in row), default=0) for row in rows]
     if timetable.problem.objective == "period":
         value = timetable.period_ns

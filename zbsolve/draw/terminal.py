@@ -22,7 +22,13 @@ __all__ = ["gantt", "gantt_stack"]
 
 LEAST_WIDTH = 20
 _RESET = "\x1b[0m"
-_LETTER = {Kind.FORWARD: "F", Kind.BACKWARD_INPUT: "B", Kind.BACKWARD_WEIGHT: "W", Kind.BACKWARD: "&"}
+_LETTER = {
+    Kind.FORWARD: "F",
+    Kind.BACKWARD_INPUT: "B",
+    Kind.BACKWARD_WEIGHT: "W",
+    Kind.BACKWARD: "&",
+    Kind.OPTIMIZER: "O",
+}
 _DIM = "\x1b[2m"
 _BOLD = "\x1b[1m"
 
@@ -100,7 +106,8 @@ class _Row:
 
     @classmethod
     def build(cls, panel: Panel, rank: int, span: int, columns: int) -> _Row:
-        row = sorted(panel.timetable.rows[rank], key=lambda timed: (timed.start_ns, timed.end_ns))
+        computes = (t for t in panel.timetable.rows[rank] if t.op.kind is not Kind.REDUCE_GRADIENT)
+        row = sorted(computes, key=lambda timed: (timed.start_ns, timed.end_ns))
         start, end = panel.windows[rank]
         chunk_of, many = panel.chunk_of[rank], panel.chunks > 2
         cells = [" "] * columns
@@ -205,12 +212,15 @@ def _header(panel: Panel, width: int, colour: bool) -> list[str]:
 
 
 def _legend(shown: tuple[Panel, ...], span: int, columns: int, width: int, crowded: bool, colour: bool) -> list[str]:
-    used = [kind for kind in Kind if any(kind in panel.kinds for panel in shown)]
+    present = [kind for kind in Kind if any(kind in panel.kinds for panel in shown)]
+    used = [kind for kind in present if kind in _LETTER]
     entries = [f"{_LETTER[kind]} {MEANING[kind]}" for kind in used]
     chunks = max(panel.chunks for panel in shown)
     if chunks > 1:
         entries.append("lower case: a later chunk of its rank" + (" (@ its stage)" if chunks > 2 else ""))
     entries.append(". idle")
+    if len(present) > len(used):
+        entries.append("reductions of gradients run beside what is shown")
     if crowded:
         entries.append("# several in one column (: mostly idle)")
     facts = [f"one column is {format_ns(span / columns)}", *dict.fromkeys(panel.formula for panel in shown)]

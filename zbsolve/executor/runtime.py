@@ -358,12 +358,13 @@ class Pipeline:
         RunError
             If no step has run.
         """
+        # what ends an iteration is not measured: the optimizer validates while the next step has begun
+        ops = [[timed.op for timed in row if timed.op.microbatch is not None] for row in self.timetable.rows]
         rows, error = [measured_rows(rank) for rank in self.ranks], 0
         if len(self.ranks) < self.problem.placement.ranks:
-            widths = [2 * len(row) + 3 * len(self._messages) for row in self.timetable.rows]
+            widths = [2 * len(row) + 3 * len(self._messages) for row in ops]
             with self._crew.call("trace"):
                 ((rows, error),) = self._crew.run(lambda rank: rows_of_all(rank, widths))
-        ops = [[timed.op for timed in row] for row in self.timetable.rows]
         peaks = [None] * len(ops) if len(self.ranks) < len(ops) else [_peak(rank) for rank in self.ranks]
         return trace_of(self.problem, ops, self._messages, rows, error, peaks)
 

@@ -33,7 +33,8 @@ MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 def chain_of(timetable: Timetable) -> tuple[int, ...]:
     """The ranks in the order in which their rows end: so the partial states never wait."""
-    ends = [row[-1].end_ns if row else 0 for row in timetable.rows]
+    rows = [[timed for timed in row if timed.op.microbatch is not None] for row in timetable.rows]
+    ends = [row[-1].end_ns if row else 0 for row in rows]
     return tuple(sorted(range(len(ends)), key=lambda rank: (ends[rank], rank)))
 
 

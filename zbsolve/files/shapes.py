@@ -148,6 +148,7 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     rank_factors: list[Factor] | UnsetType = UNSET
     microbatch_factors: list[Factor] | UnsetType = UNSET
     forward_only: bool = False
+    ends: bool | UnsetType = UNSET
 
 
 class SolverShape(_Shape, frozen=True, kw_only=True):
@@ -169,11 +170,20 @@ class SolverShape(_Shape, frozen=True, kw_only=True):
     seconds: float
 
 
-OpShape = tuple[Literal["forward", "backward_input", "backward_weight", "backward"], Count, Count, Count, Count]
+OpShape = tuple[
+    Literal["forward", "backward_input", "backward_weight", "backward", "reduce_gradient", "optimizer"],
+    Count,
+    Count | None,
+    Count,
+    Count,
+]
 
 
 class TimetableFile(_Shape, frozen=True, kw_only=True):
-    """A timetable file: ["forward", stage, microbatch, start_ns, end_ns] for each operation of each rank."""
+    """A timetable file: ["forward", stage, microbatch, start_ns, end_ns] for each operation of each rank.
+
+    The microbatch is null for what is done once an iteration.
+    """
 
     format: Literal["zbsolve.timetable/1"]
     problem: ProblemShape

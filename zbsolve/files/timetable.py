@@ -175,6 +175,8 @@ def _problem_to_plain(problem: Problem) -> dict[str, Any]:
             plain[name] = [str(factor) for factor in factors]
     if problem.forward_only:
         plain["forward_only"] = True
+    if problem.has_ends or not problem.ends:
+        plain["ends"] = problem.ends
     return plain
 
 
@@ -188,7 +190,9 @@ def _record_to_plain(record: SolverRecord) -> dict[str, Any]:
 
 def _read(data: bytes, name: object) -> tuple[Timetable, SolverRecord | None]:
     shape = parse(data, name, shapes.TimetableFile)
-    problem = _problem(shape.problem, name, "$.problem")
+    # files from before reductions and optimizers were operations do not say, and have none
+    ends = any(Kind(op[0]).of_iteration for row in shape.ranks for op in reversed(row))
+    problem = _problem(shape.problem, name, "$.problem", ends=ends)
     if len(shape.ranks) != problem.placement.ranks:
         raise FileFormatError(
             name,
@@ -209,7 +213,10 @@ def _row(row: list[shapes.OpShape], problem: Problem, name: object, where: str) 
             raise FileFormatError(
                 name, f"the problem has {counted(stages, 'stage')}, numbered from 0; got {stage}", f"{where}[{i}][1]"
             )
-        if microbatch >= microbatches:
+        if (microbatch is None) != Kind(kind).of_iteration:
+            wanted = "expected a whole number, got null" if microbatch is None else f"{kind} has no microbatch: null"
+            raise FileFormatError(name, wanted, f"{where}[{i}][2]")
+        if microbatch is not None and microbatch >= microbatches:
             raise FileFormatError(
                 name,
                 f"the problem has {counted(microbatches, 'microbatch')}, numbered from 0; got {microbatch}",
@@ -219,7 +226,7 @@ def _row(row: list[shapes.OpShape], problem: Problem, name: object, where: str) 
     return tuple(timed)
 
 
-def _problem(shape: shapes.ProblemShape, name: object, where: str) -> Problem:
+def _problem(shape: shapes.ProblemShape, name: object, where: str, *, ends: bool) -> Problem:
     profile = profile_from_shape(shape.profile, name, f"{where}.profile")
     placement = _placement(shape.placement, name, f"{where}.placement")
     limit = shape.memory_limit
@@ -235,6 +242,7 @@ def _problem(shape: shapes.ProblemShape, name: object, where: str) -> Problem:
             rank_factors=None if shape.rank_factors is UNSET else tuple(shape.rank_factors),
             microbatch_factors=None if shape.microbatch_factors is UNSET else tuple(shape.microbatch_factors),
             forward_only=shape.forward_only,
+            ends=ends if shape.ends is UNSET else shape.ends,
         )
     except UnitError as error:  # a limit is the only amount that a problem reads
         raise FileFormatError(name, plain(str(error)), f"{where}.memory_limit") from None

@@ -93,6 +93,8 @@ def perfetto_bytes(timetable: Timetable, measured: Trace | Timetable | None = No
     OrderError
         If the measured run has another order, or the rows are no order of the problem.
     """
+    if isinstance(measured, Trace):  # what ends an iteration is not measured
+        timetable = timetable.without_ends()
     graph = OpGraph.build(timetable.problem, timetable.order.rows)
     runs = [_Run("planned", timetable, _planned(graph, timetable), graph)]
     if measured is not None:

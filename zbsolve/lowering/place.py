@@ -36,7 +36,8 @@ def lower(timetable: Timetable, *, forward_only: bool = False) -> Lowered:
     ----------
     timetable
         Any timetable of any placement. Its rows decide the order of operations, its times only
-        where sends, receives and completions stand.
+        where sends, receives and completions stand. Reductions of gradients and optimizers are left
+        to the executor.
     forward_only
         Keep the forwards alone, for evaluation.
 
@@ -48,11 +49,13 @@ def lower(timetable: Timetable, *, forward_only: bool = False) -> Lowered:
     """
     rows = timetable.rows
     graph = OpGraph.build(timetable.problem, timetable.order.rows)
-    nodes = [row.tolist() for row in graph.encode(timetable.order)]
+    encoded = [row.tolist() for row in graph.encode(timetable.order)]
     start, end = [0] * len(graph), [0] * len(graph)
-    for row, timed_row in zip(nodes, rows, strict=True):
+    for row, timed_row in zip(encoded, rows, strict=True):
         for node, timed in zip(row, timed_row, strict=True):
             start[node], end[node] = timed.start_ns, timed.end_ns
+    # what ends the iteration is the executor's own: it sums and optimizes as stages are complete
+    nodes = [[node for node in row if graph.microbatch[node] >= 0] for row in encoded]
     _refuse_impossible_times(graph, nodes, start, end)
     plan = _Plan(graph, nodes, start, end, _sequence(timetable, graph, nodes, start))
     if forward_only:
@@ -89,7 +92,9 @@ class _Crossing:
 
 def _refuse_impossible_times(graph: OpGraph, rows: list[list[int]], start: list[int], end: list[int]) -> None:
     before = [(a, b) for row in rows for a, b in itertools.pairwise(row)]
-    needed = zip(graph.arc_tail.tolist(), graph.arc_head.tolist(), strict=True)
+    once = (graph.microbatch < 0).tolist()
+    arcs = zip(graph.arc_tail.tolist(), graph.arc_head.tolist(), strict=True)
+    needed = [(tail, head) for tail, head in arcs if not once[head]]
     for tail, head in (*before, *needed):
         if start[head] < end[tail] or end[head] < start[head]:
             raise OrderError(
@@ -122,7 +127,7 @@ def _sequence(timetable: Timetable, graph: OpGraph, rows: list[list[int]], start
             freed.append(rank)
         for other in freed:
             heapq.heappush(ready, (start[rows[other][reached[other]]], other))
-    if count < len(graph):
+    if count < sum(map(len, rows)):
         found = violations(timetable.problem, timetable.order)
         story = "; ".join(v.message for v in found if v.code in ("deadlock", "precedence"))
         raise OrderError(f"the order can never finish: {story or 'its ranks wait for each other'}")

@@ -263,7 +263,7 @@ def _limit_memory(
     holders: dict[tuple[int, int], dict[int, int]] = {}
     stage, microbatch = a.graph.stage.tolist(), a.graph.microbatch.tolist()
     for node, r in enumerate(a.rank):
-        if r == rank:
+        if r == rank and microbatch[node] >= 0:
             holders.setdefault((stage[node], microbatch[node]), {})[kind[node]] = node
     spans, demands = [], []
 

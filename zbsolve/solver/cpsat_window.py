@@ -170,6 +170,8 @@ def _limit_memory(
     at = {node: place for place, node in enumerate(row)}
     holders: dict[tuple[int, int], dict[int, int]] = {}
     for node in row:
+        if microbatch[node] < 0:
+            continue
         holders.setdefault((stage[node], microbatch[node]), {})[kind[node]] = node
     room = a.limit[rank] - a.base[rank]
     spans, demands = [], []

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from functools import partial
 
 from zbsolve.bounds import MAX_EFFORT, lower_bound
+from zbsolve.catalog.closing import closed
 from zbsolve.errors import InvalidInput, NothingFound
 from zbsolve.metrics import metrics
 from zbsolve.opgraph import OpGraph
+from zbsolve.ops import Op
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
 from zbsolve.solution import Bound, Solution
@@ -225,9 +227,16 @@ def _add_start(pool: Pool, order: Order) -> None:
     present = 1 + max((op.microbatch or 0 for row in order.rows for op in row), default=0)
     wanted = pool.case.problem.microbatches
     stretched = order if present == wanted else stretch(order, wanted)
+    if stretched is not None and _ends_of(stretched) != _ends_of(Order(pool.case.problem.operations())):
+        stretched = closed(pool.case.problem, stretched)
     if stretched is not None:
         graph = OpGraph.build(pool.case.problem, stretched.rows)  # refuses what is no order of the problem
         pool.add_order(order_in_turn(graph, stretched), "the given start")
+
+
+def _ends_of(order: Order) -> list[set[Op]]:
+    """The reductions and optimizers of each rank."""
+    return [{op for op in row if op.microbatch is None} for row in order.rows]
 
 
 def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int, late: float) -> Solution:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.problem import Problem
-from zbsolve.solver.network import BASE, LIMIT, NET_CHANGE, NET_DURATION, NET_START, RANK
+from zbsolve.solver.network import BASE, LIMIT, NET_CHANGE, NET_DURATION, NET_START, RANK, SHAPE
 
 __all__ = ["Forms"]
 
@@ -35,6 +35,7 @@ class Forms:
 
     def __init__(self, problem: Problem, net: NDArray[np.int64]) -> None:
         self.stages, self.microbatches = problem.placement.stages, problem.microbatches
+        self._ends = int(net[SHAPE][0]) - 3 * self.stages * self.microbatches
         self.may_split, self.may_fuse = "split" in problem.allow, "fused" in problem.allow
         if problem.forward_only:
             self.may_split, self.may_fuse = False, True
@@ -63,7 +64,7 @@ class Forms:
             chosen = [0] * (self.stages * self.microbatches)
         else:
             chosen = [int(s in self.must or fused(s, j)) for s in range(self.stages) for j in range(self.microbatches)]
-        return [0] * len(chosen) + chosen + chosen
+        return [0] * len(chosen) + chosen + chosen + [0] * self._ends
 
     def speaks_for_all(self, fused: NDArray[np.int8]) -> bool:
         """True if no other choice of fused and split can beat the best order with this one.

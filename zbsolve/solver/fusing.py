@@ -15,6 +15,7 @@ from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.kernels import Arrays, fits, makespan, period, sequence_of
+from zbsolve.solver.network import with_early_reductions
 from zbsolve.timetable import Order
 
 __all__ = ["fuse"]
@@ -59,7 +60,7 @@ class _Trial:
         self.rows = [row.tolist() for row in graph.encode(order)]
         self.kind = graph.kind.tolist()
         self._gather()
-        sequence = sequence_of(self.arrays, self.rows)
+        sequence = sequence_of(self.arrays, graph.by_lane(self.rows))
         assert sequence is not None
         self.sequence = sequence
         self.value = self._value()
@@ -150,7 +151,7 @@ class _Trial:
 
     def _weigh(self, ranks: set[int]) -> None:
         for r in ranks:
-            self.arrays.work[r] = sum(self.arrays.duration[n] for n in self.rows[r])
+            self.arrays.work[r] = sum(self.arrays.duration[n] for n in self.rows[r] if self.arrays.rank[n] == r)
 
     def order(self) -> Order:
         """The order with what has been fused."""
@@ -164,5 +165,5 @@ class _Trial:
                     continue
                 op = graph.op(node)
                 ops.append(Op(Kind.BACKWARD, op.stage, op.microbatch) if node in self.fused else op)
-            rows.append(tuple(ops))
+            rows.append(with_early_reductions(ops))
         return Order(tuple(rows))

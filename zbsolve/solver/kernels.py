@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from zbsolve.opgraph import OpGraph
 from zbsolve.simulate import cycle_mean
+from zbsolve.units import MAX_AMOUNT
 
 __all__ = ["Arrays", "fits", "makespan", "period", "rows_of", "sequence_of", "sweep"]
 
@@ -24,7 +25,8 @@ class Arrays:
     graph
         What it was made from.
     rank, duration, start_bytes, end_bytes, twin
-        By node, as in the graph.
+        By node, as in the graph; the network of a rank, where it is used, counts as a rank of its own,
+        whose span lies within that of the rank, since an optimizer follows.
     preds
         The tails of all arcs into each node.
     waits
@@ -53,14 +55,15 @@ class Arrays:
     @classmethod
     def of(cls, graph: OpGraph) -> Arrays:
         """The lists of a graph."""
-        rank, duration = graph.rank.tolist(), graph.duration_ns.tolist()
+        rank, duration = graph.lane.tolist(), graph.duration_ns.tolist()
+        more = len(graph.lanes) - graph.ranks
         tails, lags, pointers = graph.arc_tail.tolist(), graph.arc_lag_ns.tolist(), graph.pred_ptr.tolist()
         preds, waits = [], []
         for node, r in enumerate(rank):
             into = range(pointers[node], pointers[node + 1])
             preds.append(tuple(tails[a] for a in into))
             waits.append(tuple((tails[a], lags[a]) for a in into if rank[tails[a]] != r or lags[a]))
-        work = [0] * graph.ranks
+        work = [0] * len(graph.lanes)
         for r, d in zip(rank, duration, strict=True):
             work[r] += d
         return cls(
@@ -72,8 +75,8 @@ class Arrays:
             twin=graph.twin.tolist(),
             preds=preds,
             waits=waits,
-            base=graph.base_bytes.tolist(),
-            limit=graph.limit_bytes.tolist(),
+            base=graph.base_bytes.tolist() + [0] * more,
+            limit=graph.limit_bytes.tolist() + [MAX_AMOUNT] * more,
             work=work,
             busy=sorted(set(rank)),
         )

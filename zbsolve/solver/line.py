@@ -54,6 +54,8 @@ class LineRank:
         Lags of an output to the next rank and of its gradient back; 0 for the last rank.
     head, tail
         Least time before the first F and after the last gradient, spent on other ranks.
+    after
+        What follows all of it on the rank, the reduction of its gradients and the optimizer.
     """
 
     forward: int
@@ -67,6 +69,7 @@ class LineRank:
     up: int
     head: int
     tail: int
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +109,8 @@ class Line:
     @property
     def serial(self) -> int:
         """What one microbatch after the other takes: no more is needed by any line that fits its memory."""
-        weight = max(r.weight for r in self.ranks)
-        return self.microbatches * (self.turn(0) + self.ranks[0].gradient + weight)
+        weight, after = max(r.weight for r in self.ranks), max(r.after for r in self.ranks)
+        return self.microbatches * (self.turn(0) + self.ranks[0].gradient + weight) + after
 
     @property
     def handy(self) -> bool:
@@ -152,6 +155,7 @@ def _line_rank(rank: SingleRank, unit: int) -> LineRank:
         up=rank.up // unit,
         head=rank.head // unit,
         tail=rank.tail // unit,
+        after=rank.after // unit,
     )
 
 
@@ -166,6 +170,7 @@ def _times(costs: Costs) -> list[tuple[int, int]]:
     times = []
     for rank in ranks:
         times += [(rank.forward, 1), (rank.gradient, 1), (_weight(rank), 1), (rank.down, 1), (rank.up, 1)]
+        times += [(rank.after, 1)]
     return [(time, weight) for time, weight in times if time]
 
 

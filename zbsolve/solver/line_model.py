@@ -407,7 +407,7 @@ def _spans(
     """The answer is at least the span of a rank; where times were rounded, of a later one less a unit."""
     for s, rank in enumerate(ranks):
         ends = [rank.gradient_end(-1)] + ([rank.weight_end(-1)] if rank.weights else [])
-        for end in ends:
+        for end in (end + rank.cost.after for end in ends):
             if line.makespan or s == 0:
                 model.add(answer >= end - begin)
             elif question.kind == "whole":

@@ -5,7 +5,9 @@ microbatch. Where a backward runs fused, its B takes the time and the memory of 
 becomes a *ghost* of no duration and no bytes that may stand anywhere behind its B. So switching
 between the two forms changes a few numbers and moves nothing.
 
-With forwards only every B and W is a ghost, right behind its F.
+With forwards only every B and W is a ghost, right behind its F. Behind these nodes come the reductions of
+gradients and the optimizers, see `end_nodes`. The network of a rank, where it is used, is a rank of its
+own here, number R + r: its span lies within that of rank r, since an optimizer follows each reduction.
 
 Node ``(k * stages + s) * microbatches + j`` is F, B or W (k = 0, 1, 2) of stage s and microbatch j.
 """
@@ -23,8 +25,18 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.timetable import Order
+from zbsolve.units import MAX_AMOUNT
 
-__all__ = ["Row", "Table", "build_network", "nodes_of", "order_of", "sequence_of"]
+__all__ = [
+    "Row",
+    "Table",
+    "build_network",
+    "end_nodes",
+    "nodes_of",
+    "order_of",
+    "sequence_of",
+    "with_early_reductions",
+]
 
 Int64 = NDArray[np.int64]
 
@@ -93,7 +105,7 @@ def build_network(problem: Problem) -> NDArray[np.int64]:
     c = _forwards(problem) if problem.forward_only else _split_and_fused(problem)
     nodes, parts, ranks = len(c.rank), problem.placement.stages * problem.microbatches, len(c.base)
     index = np.arange(parts, dtype=np.int64)
-    mate = np.concatenate([np.full(parts, -1), index + 2 * parts, index + parts])
+    mate = np.concatenate([np.full(parts, -1), index + 2 * parts, index + parts, np.full(nodes - 3 * parts, -1)])
     by_head = np.argsort(c.head, kind="stable")
     tail, head, lag = c.tail[by_head], c.head[by_head], c.lag[by_head]
     binds = (c.rank[tail] != c.rank[head]) | (lag != 0)
@@ -101,9 +113,10 @@ def build_network(problem: Problem) -> NDArray[np.int64]:
     starts, members = _pointers(c.twin, int(c.twin.max()) + 1), np.lexsort((c.microbatch, c.twin))
     first = members[starts[:-1]]
     partner = np.where(first < parts, c.twin[(first + parts) % nodes], -1)
-    turn = np.asarray([1, 0, 2])[first // parts]
+    turn = np.asarray([1, 0, 2])[np.minimum(first // parts, 2)]
     of_rank = np.lexsort((-c.stage[first], turn, c.rank[first]))
-    single = len(first) == 3 * len(set(c.rank[first].tolist()))
+    visiting = first[first < 3 * parts]
+    single = len(visiting) == 3 * len(set(c.rank[visiting].tolist()))
     rows = (
         [nodes, ranks, len(first), problem.microbatches, single, parts],
         c.rank,
@@ -135,18 +148,18 @@ def build_network(problem: Problem) -> NDArray[np.int64]:
 def _split_and_fused(problem: Problem) -> _Columns:
     """F, B and W; the second form of B and W is that of the fused backward."""
     split = OpGraph.build(dataclasses.replace(problem, allow=frozenset({"split"})))
-    parts = len(split) // 3
+    parts = problem.placement.stages * problem.microbatches
     change = split.start_bytes + split.end_bytes
     forms = [np.stack([column, column]) for column in (split.duration_ns, split.start_bytes, change)]
     if "fused" in problem.allow:
         fused = OpGraph.build(dataclasses.replace(problem, allow=frozenset({"fused"})))
         whole = (fused.duration_ns, fused.start_bytes, fused.start_bytes + fused.end_bytes)
         for form, column in zip(forms, whole, strict=True):
-            form[1, parts : 2 * parts] = column[parts:]
-            form[1, 2 * parts :] = 0
+            form[1, parts : 2 * parts] = column[parts : 2 * parts]
+            form[1, 2 * parts : 3 * parts] = 0
     return _Columns(
-        rank=_wide(split.rank),
-        microbatch=_wide(split.microbatch),
+        rank=_wide(split.lane),
+        microbatch=np.maximum(_wide(split.microbatch), 0),
         stage=_wide(split.stage),
         twin=_wide(split.twin),
         duration=forms[0],
@@ -155,8 +168,8 @@ def _split_and_fused(problem: Problem) -> _Columns:
         tail=_wide(split.arc_tail),
         head=_wide(split.arc_head),
         lag=split.arc_lag_ns,
-        base=split.base_bytes,
-        limit=split.limit_bytes,
+        base=np.pad(split.base_bytes, (0, networks := len(split.lanes) - split.ranks)),
+        limit=np.pad(split.limit_bytes, (0, networks), constant_values=MAX_AMOUNT),
     )
 
 
@@ -191,16 +204,38 @@ def _pointers(ends: Any, nodes: int) -> Any:
     return np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=nodes))])
 
 
+def end_nodes(problem: Problem) -> dict[tuple[Kind, int, int], int]:
+    """The node of every reduction and optimizer, by kind, stage and rank: behind F, B and W, as in the graph."""
+    first = 3 * problem.placement.stages * problem.microbatches
+    keys = [
+        (kind, stage, rank)
+        for kind in (Kind.REDUCE_GRADIENT, Kind.OPTIMIZER)
+        for stage in range(problem.placement.stages)
+        if problem.has(kind, stage)
+        for rank in problem.placement.holders(stage)
+    ]
+    return {key: first + i for i, key in enumerate(keys)}
+
+
 def nodes_of(problem: Problem, order: Order) -> tuple[list[list[int]], list[int]]:
-    """Each rank's row as nodes of the network, every ghost behind its B, and by node whether it is fused."""
+    """The row of each rank, and behind them of each network, as nodes; and by node whether it is fused.
+
+    Every ghost stands behind its B.
+    """
     microbatches = problem.microbatches
     parts = problem.placement.stages * microbatches
-    fused = [0] * (3 * parts)
-    rows = []
-    for row in order.rows:
-        nodes = []
+    ends = end_nodes(problem)
+    fused = [0] * (3 * parts + len(ends))
+    rows: list[list[int]] = []
+    networks: list[list[int]] = []
+    for rank, row in enumerate(order.rows):
+        nodes: list[int] = []
+        network: list[int] = []
         for op in row:
-            assert op.microbatch is not None
+            if op.microbatch is None:
+                lane = network if op.kind is Kind.REDUCE_GRADIENT else nodes
+                lane.append(ends[op.kind, op.stage, rank])
+                continue
             node = _PART[op.kind] * parts + op.stage * microbatches + op.microbatch
             nodes.append(node)
             if op.kind is Kind.BACKWARD:
@@ -210,7 +245,8 @@ def nodes_of(problem: Problem, order: Order) -> tuple[list[list[int]], list[int]
                 nodes += [node + parts, node + 2 * parts]
                 fused[node + parts] = fused[node + 2 * parts] = 1
         rows.append(nodes)
-    return rows, fused
+        networks.append(network)
+    return (rows + networks if any(networks) else rows), fused
 
 
 def sequence_of(net: NDArray[np.int64], rows: Sequence[Sequence[int]]) -> list[int] | None:
@@ -246,12 +282,43 @@ def order_of(problem: Problem, sequence: Sequence[int], fused: Sequence[int]) ->
     kinds = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
     routes, route_of = problem.placement.routes, problem.route_of
     assert route_of is not None
+    ends = {node: key for key, node in end_nodes(problem).items()}
     rows: list[list[Op]] = [[] for _ in range(problem.placement.ranks)]
+    reductions: list[list[int]] = [[] for _ in rows]
     for node in sequence:
         part, within = divmod(int(node), parts)
+        if part >= 3:
+            kind, stage, rank = ends[int(node)]
+            if kind is Kind.REDUCE_GRADIENT:
+                reductions[rank].append(stage)
+            else:
+                rows[rank].append(Op(kind, stage, None))
+            continue
         if fused[node] and (part == 2 or problem.forward_only):
             continue
         stage, microbatch = divmod(within, microbatches)
         kind = Kind.BACKWARD if fused[node] else kinds[part]
         rows[routes[route_of[microbatch]][stage]].append(Op(kind, stage, microbatch))
-    return Order(tuple(tuple(row) for row in rows))
+    return Order(tuple(_with_reductions(row, stages) for row, stages in zip(rows, reductions, strict=True)))
+
+
+def with_early_reductions(row: Sequence[Op]) -> tuple[Op, ...]:
+    """A row with its reductions as far ahead as they may stand, in their sequence; never slower."""
+    stages = [op.stage for op in row if op.kind is Kind.REDUCE_GRADIENT]
+    return _with_reductions([op for op in row if op.kind is not Kind.REDUCE_GRADIENT], stages)
+
+
+def _with_reductions(row: list[Op], stages: list[int]) -> tuple[Op, ...]:
+    """The row with reductions in their sequence, each as far ahead as it may stand: so none waits for nothing."""
+    if not stages:
+        return tuple(row)
+    last = {op.stage: at for at, op in enumerate(row) if op.microbatch is not None}
+    behind: dict[int, list[Op]] = {}
+    place = -1
+    for stage in stages:
+        place = max(place, last.get(stage, -1))
+        behind.setdefault(place, []).append(Op(Kind.REDUCE_GRADIENT, stage, None))
+    made = behind.get(-1, [])
+    for at, op in enumerate(row):
+        made += [op, *behind.get(at, ())]
+    return tuple(made)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbsolve.catalog import baseline, schedules
+from zbsolve.catalog.closing import closed, open_ended
 from zbsolve.catalog.zero_bubble import greedy_orders
 from zbsolve.errors import ScheduleConditionError
 from zbsolve.problem import Problem
@@ -45,7 +46,7 @@ class Class:
     Parameters
     ----------
     part
-        0 forward, 1 input gradient, 2 weight gradient.
+        0 forward, 1 input gradient, 2 weight gradient, 3 what ends the iteration.
     stage, duration
         Its stage, and its ns.
     microbatch
@@ -60,14 +61,15 @@ class Class:
 
 def classes_of(case: Case) -> list[Class]:
     """The twin classes of a case."""
-    net, thirds, microbatches = case.arrays, case.nodes // 3, case.problem.microbatches
+    net, thirds, microbatches = case.arrays, int(case.arrays[SHAPE][5]), case.problem.microbatches
     count = int(net[SHAPE][2])
     first = net[MEMBER][net[CLASS_PTR][:count]]
+    first = np.minimum(first, 3 * thirds)
     return [
         Class(
             part=node // thirds,
             stage=node % thirds // microbatches,
-            duration=int(net[NET_DURATION][2 * node]),
+            duration=int(net[NET_DURATION][2 * node]) if node < 3 * thirds else 0,
             microbatch=node % thirds % microbatches,
         )
         for node in first.tolist()
@@ -96,7 +98,7 @@ def random_rule(case: Case, classes: Sequence[Class], rng: random.Random) -> Tab
     turn = _turns(case.problem, rng)
     penalty = []
     for c in classes:
-        asked = (forward, 0.0, weight)[c.part]
+        asked = (forward, 0.0, weight, 0.0)[c.part]
         penalty.append(unit * (asked + jitter * rng.uniform(-1, 1)) + (turn[c.microbatch] if turn else 0.0))
     shape = rng.randrange(6)
     slope, offset, flat = rng.uniform(0.6, 2.6), rng.uniform(-1, 3), rng.randint(1, 2 * stages)
@@ -249,6 +251,6 @@ def published(problem: Problem, name: str) -> Iterator[tuple[str, Order]]:
 
 def _as_numbered(problem: Problem, name: str) -> Iterator[tuple[str, Order]]:
     if name == GREEDY:
-        yield from greedy_orders(problem)
+        yield from ((method, closed(problem, order)) for method, order in greedy_orders(open_ended(problem)))
     else:
         yield name, baseline(name, problem)

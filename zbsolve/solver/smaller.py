@@ -10,6 +10,7 @@ import dataclasses
 import random
 from collections.abc import Iterator
 
+from zbsolve.catalog.closing import closed
 from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.network import order_of
@@ -62,7 +63,7 @@ def stretched(case: Case, budget: Budget, seed: int) -> Iterator[Found]:
     pool.sort(key=lambda found: found.value_ns)
     for found in pool[:_RUNS]:
         order = stretch(order_of(small, found.sequence.tolist(), found.fused.tolist()), problem.microbatches)
-        whole = None if order is None else case.read(order)
+        whole = None if order is None else case.read(closed(problem, order))
         if whole is not None:
             yield whole
 

@@ -22,6 +22,8 @@ Letter = tuple[Kind, int]
 def stretch(order: Order, microbatches: int) -> Order | None:
     """The order with another number of microbatches; None if it has no stretch that could be repeated.
 
+    What ends the iteration is left out.
+
     Parameters
     ----------
     order
@@ -29,6 +31,7 @@ def stretch(order: Order, microbatches: int) -> Order | None:
     microbatches
         How many the result has.
     """
+    order = Order(tuple(tuple(op for op in row if op.microbatch is not None) for row in order.rows))
     present = 1 + max((op.microbatch or 0 for row in order.rows for op in row), default=0)
     if microbatches <= present:
         kept = (tuple(op for op in row if (op.microbatch or 0) < microbatches) for row in order.rows)

@@ -26,7 +26,7 @@ from zbsolve.solver.forms import Forms
 from zbsolve.solver.kernels import Arrays, fits, makespan, period, rows_of
 from zbsolve.solver.kernels import sequence_of as graph_sequence_of
 from zbsolve.solver.moves import BEST, BEST_FUSED, BEST_SEQUENCE, REG, SEQUENCE, new_state
-from zbsolve.solver.network import LIMIT, RANK, SHAPE, Table, build_network, nodes_of, order_of, sequence_of
+from zbsolve.solver.network import LIMIT, RANK, SHAPE, Table, build_network, end_nodes, nodes_of, order_of, sequence_of
 from zbsolve.timetable import Order
 
 __all__ = [
@@ -258,17 +258,20 @@ class Case:
         """Nodes of any graph of the problem as nodes of the network, ghosts behind their B, and which are fused."""
         parts, microbatches = self.problem.placement.stages * self.problem.microbatches, self.problem.microbatches
         nodes = np.asarray(sequence, dtype=np.int64)
+        fused = np.zeros(self.nodes, dtype=np.int8)
         if self.problem.forward_only:
             alone = graph.stage[nodes].astype(np.int64) * microbatches + graph.microbatch[nodes]
-            thrice = alone[:, None] + np.arange(3) * parts
-            return thrice.ravel().astype(np.int32), np.repeat([0, 1, 1], parts).astype(np.int8)
+            fused[parts:] = 1
+            return (alone[:, None] + np.arange(3) * parts).ravel().astype(np.int32), fused
+        once = graph.microbatch[nodes] < 0
         kind, within = (
             graph.kind[nodes].astype(np.int64),
             graph.stage[nodes].astype(np.int64) * microbatches + graph.microbatch[nodes],
         )
         whole = kind == 3
         own = np.where(whole, 1, kind) * parts + within
-        fused = np.zeros(3 * parts, dtype=np.int8)
+        ends = end_nodes(self.problem)
+        own[once] = [ends[graph.op(node).kind, int(graph.stage[node]), int(graph.rank[node])] for node in nodes[once]]
         fused[own[whole]] = fused[own[whole] + parts] = 1
         twice = np.repeat(own, 1 + whole)
         twice[np.flatnonzero(np.diff(twice, prepend=-1) == 0)] += parts
@@ -390,7 +393,7 @@ def _graph_form(task: Prove | Rearrange, case: Case) -> tuple[Arrays, list[int]]
     order = order_of(case.problem, task.sequence.tolist(), task.fused.tolist())
     graph = OpGraph.build(case.problem, order.rows)
     arrays = Arrays.of(graph)
-    sequence = graph_sequence_of(arrays, [row.tolist() for row in graph.encode(order)])
+    sequence = graph_sequence_of(arrays, graph.by_lane(graph.encode(order)))
     assert sequence is not None
     return arrays, sequence
 

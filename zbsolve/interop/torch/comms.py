@@ -27,7 +27,7 @@ from zbsolve.lowering import Message, lower
 from zbsolve.ops import Kind, Op
 from zbsolve.timetable import Timetable
 
-__all__ = ["GATHERED", "comms_rows"]
+__all__ = ["GATHERED", "comms_rows", "in_one_sequence"]
 
 GATHERED = 3
 """How many stages of a rank keep sharded weights gathered at once: as many as with torch's own lowering."""
@@ -51,7 +51,7 @@ def comms_rows(timetable: Timetable, number: Sequence[int] | None = None) -> lis
     OrderError
         If the rows are no order of the problem or can never finish.
     """
-    rows = [_with_weights(row) for row in _in_one_sequence(timetable)]
+    rows = [_with_weights(row) for row in in_one_sequence(timetable)]
     located = [list(enumerate(row)) for row in rows]
     route = timetable.problem.placement.routes[0]
     fault = next(message_faults(located, route), None) or circle(located, route)
@@ -62,10 +62,13 @@ def comms_rows(timetable: Timetable, number: Sequence[int] | None = None) -> lis
     return [[Cell(c.stage, c.action, number[c.microbatch] if c.microbatch >= 0 else -1) for c in row] for row in rows]
 
 
-def _in_one_sequence(timetable: Timetable) -> list[list[Cell]]:
-    """Operations and messages in an order of time that keeps rows and precedences."""
+def in_one_sequence(timetable: Timetable, *, hand_over: bool = False) -> list[list[Cell]]:
+    """Operations and messages of every rank, in an order of time that keeps rows and precedences.
+
+    With `hand_over` a message within a rank is a send and a receive as well, next to each other.
+    """
     lowered = lower(timetable)
-    messages = [message for message in lowered.messages if not message.local]
+    messages = [message for message in lowered.messages if hand_over or not message.local]
     outgoing: dict[Op, list[int]] = defaultdict(list)
     missing: dict[Op, int] = defaultdict(int)
     for number, message in enumerate(messages):

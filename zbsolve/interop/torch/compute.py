@@ -118,7 +118,8 @@ def write_torch_csv(
 
     The CSV is for ``_PipelineScheduleRuntime._load_csv(path, format=csv_format)``. The file
     beside it (``x.csv`` gets ``x.csv.json``) names the stages of every rank, the call that loads the CSV, and
-    the figures of the timetable next to those of the order as emitted: see `merged`.
+    the figures of the timetable next to those of the order as emitted: see `merged`. Reductions of gradients
+    and optimizers come after torch's schedule, so they are left out, and of all figures.
 
     Parameters
     ----------
@@ -162,10 +163,12 @@ def torch_csv_bytes(timetable: Timetable, name: str, *, csv_format: CsvFormat = 
             "torch.distributed.pipelining's runtime trains: it takes no schedule without backwards, and for evaluation "
             "runs the forwards of a training schedule; emit that one"
         )
+    left_out = {timed.op.kind for row in timetable.rows for timed in row if timed.op.kind.of_iteration}
+    timetable = timetable.without_ends()
     refuse_other_operations(timetable, LETTERS, TOOL)
     planned = metrics(timetable)
     emitted = merged(timetable)
-    about = _about(timetable, emitted, planned, name, csv_format)
+    about = _about(timetable, emitted, planned, name, csv_format, sorted(kind.value for kind in left_out))
     order, before = numbered_by_loss(timetable.problem, emitted)
     if csv_format == "compute_comms":
         number = sorted(range(len(before)), key=before.__getitem__)
@@ -176,7 +179,9 @@ def torch_csv_bytes(timetable: Timetable, name: str, *, csv_format: CsvFormat = 
     return "".join(",".join(row) + "\n" for row in rows).encode(), about
 
 
-def _about(timetable: Timetable, emitted: Order, planned: Metrics, csv: str, csv_format: CsvFormat) -> bytes:
+def _about(
+    timetable: Timetable, emitted: Order, planned: Metrics, csv: str, csv_format: CsvFormat, left_out: list[str]
+) -> bytes:
     problem, order = timetable.problem, timetable.order
     placement = problem.placement
     run = planned if emitted == order else metrics(simulate(problem, emitted))
@@ -197,6 +202,7 @@ def _about(timetable: Timetable, emitted: Order, planned: Metrics, csv: str, csv
         "emitted_period_ns": run.period_ns,
         "emitted_makespan_ns": run.makespan_ns,
         "microbatch_in_timetable": list(before),
+        **({"left_out": left_out} if left_out else {}),
         "digest": problem.digest,
         "torch": {
             "class": "torch.distributed.pipelining.schedules._PipelineScheduleRuntime",

@@ -15,7 +15,7 @@ from typing import Literal, NoReturn
 from zbsolve.check import violations
 from zbsolve.disk import MAX_FILE_BYTES, PathLike, read_regular
 from zbsolve.errors import FileFormatError, PlacementError
-from zbsolve.interop.text import decoded, shown
+from zbsolve.interop.text import collection_paused, decoded, shown
 from zbsolve.interop.torch.cells import COMPUTES, LETTERS, Cell, cells_of
 from zbsolve.interop.torch.messages import Fault, circle, message_faults
 from zbsolve.ops import Kind, Op
@@ -30,8 +30,17 @@ __all__ = ["TorchSchedule", "parse_torch_csv", "read_torch_csv"]
 
 Layout = Literal["compute_only", "compute_comms"]
 
-MOST_ACTIONS = 3 * MAX_OPERATIONS
-"""More cells than the largest problem has operations, sends and receives."""
+Places = dict[tuple[str, int, int], tuple[int, int]]
+"""Row and cell of every operation, by torch's letter, stage and microbatch."""
+
+_EXCLUDES = {"F": ("F",), "B": ("B", "I", "W"), "I": ("I", "B"), "W": ("W", "B")}
+"""What cannot stand for the same stage and microbatch as well."""
+
+_NEEDS = {"B": "F", "I": "F", "W": "I"}
+"""What stands ahead in the row."""
+
+MOST_ACTIONS = MAX_OPERATIONS
+"""Of operations, messages and idle cells together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +67,7 @@ class TorchSchedule:
     microbatches: int
     notes: tuple[str, ...]
     name: str
-    places: dict[Op, tuple[int, int]]
+    places: Places
 
     def problem(
         self, profile: Profile, *, memory_limit: Limit | tuple[Limit, ...] = None, objective: Objective = "period"
@@ -95,7 +104,7 @@ class TorchSchedule:
         """
         found = [v for v in violations(problem, self.order) if v.code != "memory"]
         if found:
-            at = min((self.places[op] for op in found[0].ops if op in self.places), default=None)
+            at = min((place for op in found[0].ops if (place := self.places.get(_key(op)))), default=None)
             where = None if at is None else _where(*at)
             raise FileFormatError(self.name, f"can never finish: {found[0].message}", where)
         return simulate(problem, self.order)
@@ -136,11 +145,16 @@ def parse_torch_csv(data: bytes, name: object) -> TorchSchedule:
     FileFormatError
         As `read_torch_csv`.
     """
-    return _Reader(name).read(data)
+    with collection_paused():
+        return _Reader(name).read(data)
 
 
 def _where(row: int, place: int) -> str:
     return f"row {row + 1}, cell {place + 1}"
+
+
+def _key(op: Op) -> tuple[str, int, int]:
+    return LETTERS[op.kind], op.stage, -1 if op.microbatch is None else op.microbatch
 
 
 class _Reader:
@@ -150,7 +164,7 @@ class _Reader:
         self._name = name
         self._rows: list[list[tuple[int, Cell]]] = []
         self._rank_of: dict[int, tuple[int, int]] = {}
-        self._places: dict[Op, tuple[int, int]] = {}
+        self._places: Places = {}
         self._overlapped = 0
 
     def _refuse(self, message: str, row: int, place: int | None = None) -> NoReturn:
@@ -198,6 +212,8 @@ class _Reader:
         )
 
     def _cells(self, text: str) -> None:
+        if text.count(",") > MOST_ACTIONS:  # before they are all taken apart
+            raise FileFormatError(self._name, f"there are more than {MOST_ACTIONS} cells; is it the right file?")
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         actions = 0
         try:
@@ -233,27 +249,25 @@ class _Reader:
             self._refuse(
                 f"{cell}: stage {cell.stage} is rank {rank}'s, see {_where(*self._rank_of[cell.stage])}", row, place
             )
-        kind = cell.kind
-        if kind is None:
+        action, stage, microbatch = cell.action, cell.stage, cell.microbatch
+        if action not in COMPUTES:
             return
-        for other in _excluded(kind):
-            before = self._places.get(Op(other, cell.stage, cell.microbatch))
+        for other in _EXCLUDES[action]:
+            before = self._places.get((other, stage, microbatch))
             if before is not None:
                 self._refuse(f"{cell}: that is done already, see {_where(*before)}", row, place)
-        needed = {Kind.BACKWARD_WEIGHT: Kind.BACKWARD_INPUT, Kind.FORWARD: None}.get(kind, Kind.FORWARD)
-        if needed is not None and Op(needed, cell.stage, cell.microbatch) not in self._places:
-            first = Cell(cell.stage, LETTERS[needed], cell.microbatch)
-            self._refuse(f"{cell} comes before {first}", row, place)
-        self._places[Op(kind, cell.stage, cell.microbatch)] = row, place
+        needed = _NEEDS.get(action)
+        if needed is not None and (needed, stage, microbatch) not in self._places:
+            self._refuse(f"{cell} comes before {Cell(stage, needed, microbatch)}", row, place)
+        self._places[action, stage, microbatch] = row, place
 
     def _complete(self) -> int:
         """The number of microbatches; every stage does every one of them, all the way."""
         done: dict[int, dict[str, set[int]]] = {}
-        for op in self._places:
-            for part in op.parts:
-                letter = LETTERS[part.kind]
-                assert op.microbatch is not None
-                done.setdefault(op.stage, {letter: set() for letter in "FIW"})[letter].add(op.microbatch)
+        for action, stage, microbatch in self._places:
+            sets = done.setdefault(stage, {letter: set() for letter in "FIW"})
+            for letter in ("I", "W") if action == "B" else (action,):
+                sets[letter].add(microbatch)
         if not done:
             raise FileFormatError(self._name, "has no operation at all")
         stages = 1 + max(self._rank_of)
@@ -278,16 +292,9 @@ class _Reader:
         forwards = [op for row in order.rows for op in row if op.kind is Kind.FORWARD and op.stage == stages - 1]
         for place, op in enumerate(forwards):
             if op.microbatch != place:
-                at = _where(*self._places[op])
+                at = _where(*self._places[_key(op)])
                 cell = Cell(op.stage, "F", op.microbatch or 0)
                 notes.append(
                     f"{at}: {cell} is forward {place} of the last stage, and torch gives it the loss of {place}"
                 )
                 return
-
-
-def _excluded(kind: Kind) -> tuple[Kind, ...]:
-    """The kinds that cannot stand for the same stage and microbatch as well."""
-    if kind is Kind.BACKWARD:
-        return (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
-    return (kind,) if kind is Kind.FORWARD else (kind, Kind.BACKWARD)

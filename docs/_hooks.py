@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 MARK = "<!-- every verb -->"
 
+_OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+(?:examples|benchmarks|tests|[A-Z]+\.md)[^)]*\)")
+"""Links that lead out of the documentation into the repository: here they are text."""
+
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
-    """Put every verb's own help where the mark stands."""
+    """Put every verb's own help where the mark stands, and keep the text alone of links into the repository."""
+    markdown = _OUTSIDE.sub(r"\1", markdown)
     return markdown.replace(MARK, _verbs()) if MARK in markdown else markdown
 
 

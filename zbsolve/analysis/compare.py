@@ -20,7 +20,17 @@ from zbsolve.solution import Bound, Metrics, Solution
 from zbsolve.timetable import Timetable
 from zbsolve.units import format_bytes
 
-__all__ = ["SOLVED", "Compared", "beside", "best_bound", "compare", "needed_factor", "published", "row_of"]
+__all__ = [
+    "SOLVED",
+    "Compared",
+    "beside",
+    "best_bound",
+    "best_published",
+    "compare",
+    "needed_factor",
+    "published",
+    "row_of",
+]
 
 SOLVED = "solved"
 """The name of what the solver found."""
@@ -139,6 +149,12 @@ def published(
         except (Infeasible, ScheduleConditionError) as error:
             left_out[name] = error
     return tuple(rows), left_out
+
+
+def best_published(problem: Problem) -> Compared | None:
+    """Find the published schedule of the least value that fits the memory limit; of equals the oldest idea."""
+    fitting = [row for row in published(problem)[0] if row.fits]
+    return min(fitting, key=lambda row: row.value_ns, default=None)
 
 
 def beside(rows: Iterable[Compared], problem: Problem, solution: Solution | None) -> tuple[Compared, ...]:

@@ -150,7 +150,7 @@ def emit(
     torchtitan: str | None,
     out: Output,
 ) -> None:
-    r"""Hand T.json to another tool.
+    """Hand T.json to another tool.
 
     \b
     torch-csv        what torch.distributed.pipelining loads: one row a rank,
@@ -166,7 +166,7 @@ def emit(
 
     The timetable is judged first: exit code 1, and nothing is written, where it
     breaks a rule.
-    """
+    """  # noqa: D301
     chosen = FORMATS[target]
     for option, given_as in (("measured", measured), ("layers", layers), ("torchtitan", torchtitan)):
         if given_as is not None and option not in chosen.options:

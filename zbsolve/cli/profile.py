@@ -102,7 +102,7 @@ def measure(
 @profile.command("import")
 @import_options
 def import_(*, asked: dict[str, Any], output: str | None, out: Output) -> None:
-    r"""Make a profile from what another tool has measured.
+    """Make a profile from what another tool has measured.
 
     \b
     torch-profiler  traces of torch's profiler, also .json.gz, one a rank: ranges of
@@ -113,7 +113,7 @@ def import_(*, asked: dict[str, Any], output: str | None, out: Output) -> None:
 
     Times are medians, their interquartile ranges stand in the source. Bytes and links, of
     which durations say nothing, come from options; what is missing or assumed is said.
-    """
+    """  # noqa: D301
     from zbsolve.files import profile_bytes
 
     out = out.for_file(output, *asked["files"], asked["like"])

@@ -14,6 +14,7 @@ from tests.strategies import problems, random_order
 from zbsolve.catalog import baseline
 from zbsolve.draw.progress import ProgressLine, describe
 from zbsolve.errors import MissingExtra
+from zbsolve.interop.tidy import tidy_csv
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
 from zbsolve.profile import Profile
@@ -114,9 +115,12 @@ def test_a_data_frame_has_a_row_an_operation():
     frame = timetable.to_dataframe()
     assert len(frame) == 3 * 4 * 6
     assert list(frame.columns) == [
-        *("rank", "position", "kind", "stage", "microbatch", "start_ns", "end_ns", "duration_ns")
+        *("rank", "position", "kind", "stage", "chunk", "microbatch", "route"),
+        *("start_ns", "end_ns", "duration_ns", "held_bytes"),
     ]
     assert frame.groupby("rank").end_ns.max().tolist() == [row[-1].end_ns for row in timetable.rows]
+    read = pd.read_csv(io.StringIO(tidy_csv(timetable)), dtype={"microbatch": "Int64", "route": "Int64"})
+    pd.testing.assert_frame_equal(frame, read)
     assert set(frame.kind) == {"forward", "backward_input", "backward_weight"}
     solution = solve(timetable.problem, work_limit=50, workers=1)
     pd.testing.assert_frame_equal(solution.to_dataframe(), solution.timetable.to_dataframe())

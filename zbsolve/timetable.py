@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zbsolve.errors import MissingExtra
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
 
@@ -86,27 +85,20 @@ class Timetable:
     def to_dataframe(self) -> pd.DataFrame:
         """A pandas data frame with one row an operation, rank by rank in the order of issue.
 
-        Its columns are ``rank, position, kind, stage, microbatch, start_ns, end_ns, duration_ns``;
-        operations of the whole iteration have no microbatch (missing).
+        Its columns are ``rank, position, kind, stage, chunk, microbatch, route, start_ns, end_ns,
+        duration_ns, held_bytes``, as in ``zbsolve emit --to csv``; operations of the whole iteration
+        have neither microbatch nor route (missing).
 
         Raises
         ------
         MissingExtra
             If pandas is not installed.
+        OrderError
+            If the rows are no order of the problem.
         """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingExtra("pandas", "notebook") from error
+        from zbsolve.interop.tidy import data_frame
 
-        told = [
-            (rank, at, t.op.kind.value, t.op.stage, t.op.microbatch, t.start_ns, t.end_ns, t.end_ns - t.start_ns)
-            for rank, row in enumerate(self.rows)
-            for at, t in enumerate(row)
-        ]
-        columns = ["rank", "position", "kind", "stage", "microbatch", "start_ns", "end_ns", "duration_ns"]
-        types = {name: "Int64" if name == "microbatch" else "int64" for name in columns if name != "kind"}
-        return pd.DataFrame(told, columns=columns).astype(types)
+        return data_frame(self)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

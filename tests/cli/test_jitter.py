@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.cli.helpers import call, call_json, error_of, put_profile, put_timetable, small_profile, small_timetable
+from zbsolve.cli._jitter import now_and_then
+from zbsolve.cli._output import Output
 from zbsolve.errors import UnitError
 from zbsolve.files import read_timetable
 from zbsolve.profile import ProfileSource, StageSpread
@@ -69,3 +71,16 @@ def test_options_of_robust_without_it(tmp_path, option):
 def test_a_timetable_that_does_not_fit_is_still_told(tmp_path):
     path = put_timetable(tmp_path, small_timetable())
     assert "period, p50" in call("simulate", path, "--memory", "1", "--jitter", "5%", "--trials", "5", code=1).stdout
+
+
+def test_long_work_is_told_now_and_then(capsys):
+    now = [0.0]
+    listen = now_and_then(Output(), "trial", clock=lambda: now[0])
+    for done in range(1, 101):
+        now[0] += 0.125
+        listen(done, 100)
+    assert capsys.readouterr().err.splitlines() == [f"{done} of 100 trials timed" for done in (16, 32, 48, 64, 80, 96)]
+    listen = now_and_then(Output(quiet=True), "trial", clock=lambda: 10.0 * now[0])
+    now[0] += 10
+    listen(1, 2)
+    assert capsys.readouterr().err == ""

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,6 +175,7 @@ def under_jitter(
     seed: int = 0,
     draws: Draws | None = None,
     blame: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Jittered:
     """Time an order many times under jitter.
 
@@ -194,6 +195,8 @@ def under_jitter(
         Those of another call with the same seed and iterations, so as not to draw them again.
     blame
         Whether to tell who is to blame; without it both lists are empty.
+    on_progress
+        Told now and then how many trials are done, and of how many.
 
     Raises
     ------
@@ -224,6 +227,8 @@ def under_jitter(
             for iteration, on_chain in run.back(last):
                 critical += on_chain.sum(axis=1)
                 late += (on_chain * (duration[iteration] - planned[:, None])).sum(axis=1)
+        if on_progress is not None:
+            on_progress(len(values), trials)
     operations, stages = _blamed(network, critical, late, trials * iterations) if blame else ((), ())
     return Jittered(
         objective=timetable.problem.objective,

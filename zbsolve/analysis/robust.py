@@ -30,8 +30,11 @@ __all__ = ["RobustSolution", "solve_robust"]
 _FIRST_TRIALS = 64
 """Trials that every candidate gets."""
 
-_FINALISTS = 6
-"""Candidates that get all trials."""
+_FINALISTS, _FEW_FINALISTS = 6, 1
+"""Candidates that get all trials beside the fastest; of a large problem only so few."""
+
+_LARGE = 6_000
+"""Operations of such a problem."""
 
 _OPERATIONS, _FEWEST, _MOST = 60_000, 8, 100
 """Operations of all candidates together; but at least and at most so many candidates."""
@@ -81,6 +84,7 @@ def solve_robust(
     workers: int | None = None,
     start: Order | Timetable | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_choice: Callable[[int, int], None] | None = None,
 ) -> RobustSolution:
     """Solve, then choose among what the search met by the 95th percentile under jitter.
 
@@ -94,6 +98,8 @@ def solve_robust(
         How much worse than the best a candidate's value may be without jitter: 0.01 is 1 %.
     time_limit_s, work_limit, gap, seed, workers, start, on_progress
         As in `zbsolve.solve`; the seed is that of the jitter too. Choosing takes some seconds more.
+    on_choice
+        Told how many candidates have been timed, and of how many.
 
     Raises
     ------
@@ -151,9 +157,14 @@ def solve_robust(
     few = min(trials, _FIRST_TRIALS)
     orders = dict.fromkeys([fastest.timetable.order, *met])
     candidates = [simulate(problem, order) for order in orders]
-    first = [(timed(candidate, few, blame=False).p95_ns, candidate) for candidate in candidates]
+    first: list[tuple[int, Timetable]] = []
+    for candidate in candidates:
+        first.append((timed(candidate, few, blame=False).p95_ns, candidate))
+        if on_choice is not None:
+            on_choice(len(first), len(candidates))
     first.sort(key=lambda pair: pair[0])  # stable: of equals the faster stays first
-    finals = [(timed(candidate, trials, blame=False).p95_ns, candidate) for _, candidate in first[:_FINALISTS]]
+    count = _FINALISTS if 3 * problem.placement.stages * problem.microbatches <= _LARGE else _FEW_FINALISTS
+    finals = [(timed(candidate, trials, blame=False).p95_ns, candidate) for _, candidate in first[:count]]
     finals.append((timed(fastest.timetable, trials, blame=False).p95_ns, fastest.timetable))
     chosen = min(finals, key=lambda pair: (pair[0], _value(pair[1])))[1]
     return RobustSolution(

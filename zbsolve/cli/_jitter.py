@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zbsolve.cli._figures import grid, table
-from zbsolve.cli._output import Verb
+from zbsolve.cli._output import Output, Verb
 from zbsolve.cli._text import inert
 from zbsolve.errors import UnitError
-from zbsolve.units import format_ns, parse_share
+from zbsolve.units import counted, format_ns, parse_share
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,12 +27,16 @@ __all__ = [
     "jitter_fields",
     "jitter_options",
     "jitter_tables",
+    "now_and_then",
     "robust_fields",
     "robust_tables",
     "share_option",
 ]
 
 MEASURED = "measured"
+
+EVERY_S = 2.0
+"""Least time between two words on how far it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,19 @@ def jitter_options(default: str | None, *, what: str) -> Callable[[Verb], Verb]:
         return wrapped
 
     return decorate
+
+
+def now_and_then(out: Output, what: str, clock: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
+    """A listener that tells how many of how many are done, every few seconds; what is done at once is not told."""
+    told_at = clock()
+
+    def listen(done: int, of: int) -> None:
+        nonlocal told_at
+        if done < of and clock() - told_at >= EVERY_S:
+            told_at = clock()
+            out.say(f"{done} of {counted(of, what)} timed")
+
+    return listen
 
 
 def jitter_fields(found: Jittered, most: int | None = None) -> dict[str, object]:

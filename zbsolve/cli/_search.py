@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._errors import limits_that_fit
-from zbsolve.cli._jitter import Jitter
+from zbsolve.cli._jitter import Jitter, now_and_then
 from zbsolve.cli._output import Output
 from zbsolve.cli._problem import Search
 from zbsolve.cli._progress import progress_on_stderr
@@ -112,6 +112,7 @@ def run_robust_search(problem: Problem, search: Search, jitter: Jitter, within: 
             within=within,
             trials=jitter.trials,
             iterations=jitter.iterations,
+            on_choice=now_and_then(out, "candidate"),
             **arguments,
         )
 

@@ -8,7 +8,7 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import deliver
-from zbsolve.cli._jitter import Jitter, jitter_fields, jitter_options, jitter_tables
+from zbsolve.cli._jitter import Jitter, jitter_fields, jitter_options, jitter_tables, now_and_then
 from zbsolve.cli._output import FILE, Output, output_option, talk_options
 from zbsolve.cli._problem import memory_option, with_memory
 from zbsolve.errors import InvalidTimetable
@@ -77,6 +77,13 @@ def simulate(
         return
     from zbsolve.analysis.jitter import under_jitter
 
-    found = under_jitter(made, jitter.relative, trials=jitter.trials, iterations=jitter.iterations, seed=seed)
+    found = under_jitter(
+        made,
+        jitter.relative,
+        trials=jitter.trials,
+        iterations=jitter.iterations,
+        seed=seed,
+        on_progress=now_and_then(out, "trial"),
+    )
     told, shown = {"jitter": jitter_fields(found, blame)}, tuple(jitter_tables(found, blame))
     deliver((made, metrics(made)), out, output, more=told, shown=shown)

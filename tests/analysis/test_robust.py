@@ -71,3 +71,12 @@ def test_what_makes_no_sense_is_refused_before_the_search():
         solve_robust(problem(), within=-0.1)
     with pytest.raises(InvalidInput, match="no measured spread"):
         solve_robust(problem(), None)
+
+
+def test_an_interrupt_while_choosing_keeps_the_fastest():
+    def interrupt(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    found = solve_robust(problem(), work_limit=2000, workers=1, trials=20, on_choice=interrupt)
+    assert found.solution is found.fastest
+    assert found.jittered is found.fastest_jittered

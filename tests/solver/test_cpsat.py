@@ -4,10 +4,16 @@ import time
 
 import numpy as np
 
+from benchmarks.fuzz.shapes import draw
 from tests.oracle import optimum, tiny_problem
 from tests.solver.instances import instance, unequal
 from tests.solver.test_listing import judged
+from zbsolve.check import violations
 from zbsolve.opgraph import OpGraph
+from zbsolve.placement import Placement
+from zbsolve.problem import Problem
+from zbsolve.profile import Profile, StageCost
+from zbsolve.solver import solve
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.cpsat import Limits, improve
 from zbsolve.solver.cpsat_window import improve_part
@@ -154,3 +160,51 @@ def test_only_what_is_free_changes_places():
             assert fits(arrays, again)
             for old, new in zip(rows_of(arrays, sequence), rows_of(arrays, order), strict=True):
                 assert [n for n in old if n not in free] == [n for n in new if n not in free]
+
+
+def test_forwards_alone_hold_memory_only_while_they_run():
+    """The largest microbatch comes first, which is the worst sequence; the limit is just what it needs."""
+    stages = [StageCost(forward_ns=ns, backward_input_ns=1, backward_weight_ns=1, activation_bytes=3) for ns in (1, 4)]
+    problem = Problem(
+        profile=Profile(stages=tuple(stages)),
+        placement=Placement.linear(2),
+        microbatches=3,
+        memory_limit=6,
+        objective="makespan",
+        forward_only=True,
+        microbatch_factors=(2, 1, "0.5"),
+    )
+    arrays, sequence = first_order(problem)
+    assert exact(problem, arrays, sequence) == 2 + 8 + 4 + 2
+    best = 1 + 2 + 4 + 8
+    found = []
+    outcome = improve(
+        arrays,
+        sequence,
+        objective="makespan",
+        value_ns=16,
+        bound_ns=0,
+        limits=LIMITS,
+        on_sequence=lambda order: found.append(exact(problem, arrays, order)),
+    )
+    assert outcome.bound_ns == min([16, *found]) == best
+    improve_part(
+        arrays,
+        sequence,
+        set(sequence),
+        objective="makespan",
+        value_ns=16,
+        limits=LIMITS,
+        on_sequence=lambda order: found.append(exact(problem, arrays, order)),
+    )
+    assert min([16, *found]) == best
+
+
+def test_a_solve_of_forwards_alone_within_a_limit_ends_by_itself():
+    """Every arm in this process, so that one which fails is not just lost."""
+    for seed in range(6):
+        rng = random.Random(seed)
+        problem = draw("forwards alone", rng)
+        if any(limit is not None for limit in problem.limit_bytes):
+            solution = solve(problem, work_limit=19_000, workers=1, seed=seed, time_limit_s=60.0)
+            assert not violations(problem, solution.timetable, claimed_ns=solution.value_ns)

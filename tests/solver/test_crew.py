@@ -108,3 +108,17 @@ def test_an_unwritable_cache_is_no_obstacle(monkeypatch, tmp_path):
 @pytest.mark.parametrize("crew", [InLine])
 def test_nothing_to_do(crew):
     assert crew(case(), 1).hear(0) is None
+
+
+def test_without_workers_every_task_is_lost_at_once(monkeypatch):
+    monkeypatch.setattr(crew_module, "_REPLACED", 0)
+    crew = Processes(case(), 1, in_order=False)
+    try:
+        os.kill(crew._workers[0].process.pid, signal.SIGKILL)
+        for task in scans(2):
+            crew.submit(task, time.perf_counter() + 60)
+        assert [find.lost for _, find in heard(crew, 2)] == [True, True]
+        crew.submit(scans(1)[0], time.perf_counter() + 60)
+        assert [find.lost for _, find in heard(crew, 1)] == [True]
+    finally:
+        crew.end()

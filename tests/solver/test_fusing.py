@@ -66,8 +66,8 @@ def test_pairs_that_nobody_waits_for_become_one():
 
 def test_a_gradient_that_is_waited_for_is_not_kept_back():
     problem = unequal()
-    solution = solve(problem, work_limit=300, workers=1)
-    split = solve(Problem(**{**unequal_fields(problem), "allow": frozenset({"split"})}), work_limit=300, workers=1)
+    solution = solve(problem, work_limit=10_000, workers=1)
+    split = solve(Problem(**{**unequal_fields(problem), "allow": frozenset({"split"})}), work_limit=10_000, workers=1)
     assert solution.value_ns <= split.value_ns
 
 

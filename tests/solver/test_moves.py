@@ -9,13 +9,28 @@ from hypothesis import strategies as st
 from tests.solver.instances import instance, one_chunk, unequal
 from tests.solver.test_listing import judged
 from tests.strategies import placements, problems
-from zbsolve.solver import moves
+from zbsolve.solver import moves, walks
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.compiled import compiled, plain, ready_to_move
-from zbsolve.solver.moves import AFTER, BEFORE, DURATION, END, FUSED, LAST, LEVEL, PLACE, REG, SEQUENCE, VALUE
+from zbsolve.solver.moves import (
+    AFTER,
+    BEFORE,
+    BEST,
+    BEST_FUSED,
+    BEST_SEQUENCE,
+    DURATION,
+    END,
+    FUSED,
+    LAST,
+    LEVEL,
+    PLACE,
+    REG,
+    SEQUENCE,
+    VALUE,
+)
 from zbsolve.solver.network import RANK, TWIN, nodes_of, order_of
 from zbsolve.solver.portfolio import random_drafts
-from zbsolve.solver.tasks import Anneal, Case, Found, Length, Scan, run
+from zbsolve.solver.tasks import Anneal, Case, Found, Length, Scan, Tabu, run
 
 FAR = 2**60
 
@@ -28,6 +43,32 @@ def some_state(problem, seed):
         return case, None
     state = ready_to_move(case.kernels, case.network, found.sequence, found.fused, seed, case.periodic)
     return case, state
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_tabu_search_keeps_an_order_an_order_and_never_loses_the_best(data):
+    case, state = some_state(data.draw(problems(placement=placements(), limits=True)), data.draw(st.integers(0, 999)))
+    if state is None:
+        return
+    best = state[REG][BEST]
+    for _ in range(4):
+        tried = case.kernels.tabu_moves(case.network, state, 100, 3, 0, case.periodic)
+        assert tried >= 100 or state[REG][BEST] == 0
+        assert_sound(case, state)
+        assert state[REG][BEST] <= best
+        best = state[REG][BEST]
+    nodes = case.nodes
+    fresh = moves.new_state(case.network, state[BEST_SEQUENCE][:nodes], state[BEST_FUSED][:nodes], 0)
+    assert moves.load(case.network, fresh, case.periodic) == best
+
+
+def test_steps_stay_within_the_row_so_that_each_can_be_undone():
+    case, state = some_state(unequal(), 3)
+    row = rows(case, state)[1]
+    for at, node in enumerate(row):
+        assert walks.within_row(state, case.nodes, node, 4) == min(4, at)
+        assert walks.within_row(state, case.nodes, node, -4) == -min(4, len(row) - 1 - at)
 
 
 def rows(case, state):
@@ -181,3 +222,24 @@ def test_compiled_and_plain_kernels_do_the_same():
             run(task, case, float("inf"), heard.append)
             told.append([(f.value_ns, f.sequence.tolist(), f.fused.tolist()) for f in heard])
         assert told[0] == told[1]
+
+
+def test_tabu_search_is_the_same_compiled_and_plain():
+    problem = unequal(microbatches=8, memory_limit="0.7x")
+    ends = []
+    for kernels in (plain(), compiled()):
+        case = Case(problem, kernels)
+        start = next(random_drafts(Case(problem, plain()), Budget(float("inf"), 500), random.Random(1)))
+        found = []
+        task = Tabu(
+            sequence=start.sequence,
+            fused=start.fused,
+            slack=0.02,
+            target_ns=0,
+            length=Length(steps=3_000),
+            seed=4,
+        )
+        done = run(task, case, float("inf"), found.append)
+        ends.append((done.steps, [f.value_ns for f in found]))
+    assert ends[0] == ends[1]
+    assert ends[0][1], "it finds something better than a random list schedule"

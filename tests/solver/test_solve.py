@@ -15,8 +15,10 @@ from zbsolve.catalog import baseline, schedules
 from zbsolve.check import violations
 from zbsolve.errors import Infeasible, InvalidInput, NothingFound, OrderError, ScheduleConditionError
 from zbsolve.metrics import metrics
+from zbsolve.ops import Kind, Op
 from zbsolve.simulate import simulate
 from zbsolve.solver import solve
+from zbsolve.timetable import Order
 
 
 def quick(problem, **given):
@@ -208,6 +210,16 @@ def test_a_start_is_never_made_worse():
     assert not violations(other_costs, quick(other_costs, work_limit=5, start=good.timetable).timetable)
     with pytest.raises(OrderError):
         quick(unequal(), start=good.timetable)
+
+
+@pytest.mark.parametrize("microbatches", [6, 9])
+def test_a_start_that_can_never_finish_is_refused(microbatches):
+    rows = [list(row) for row in baseline("1f1b", unequal()).rows]
+    rows[0].sort(key=lambda op: (op.microbatch, op.kind is not Kind.FORWARD))
+    rows[1].insert(0, rows[1].pop(next(at for at, op in enumerate(rows[1]) if op == Op(Kind.FORWARD, 1, 1))))
+    stuck = Order(tuple(map(tuple, rows)))
+    with pytest.raises(OrderError, match=r"given start cannot be used: .* can never finish"):
+        quick(unequal(microbatches=microbatches), work_limit=1, start=stuck)
 
 
 def test_a_start_that_does_not_fit_is_left_out():

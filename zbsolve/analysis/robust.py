@@ -10,7 +10,8 @@ repeatable as the search.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from zbsolve.timetable import Order, Timetable
 
 if TYPE_CHECKING:
     from zbsolve.solver import Progress
+    from zbsolve.solver.pool import Pool
 
 __all__ = ["RobustSolution", "solve_robust"]
 
@@ -109,32 +111,12 @@ def solve_robust(
         As `zbsolve.solve` does.
     """
     from zbsolve.solver.driver import solve_without
-    from zbsolve.solver.network import order_of
-    from zbsolve.solver.pool import Pool
-    from zbsolve.solver.tasks import Find, Found, Length, Scan, run
 
     if not 0 <= within < 1:
         raise InvalidInput(f"candidates may be worse than the best by 0 or more and less than 100 %, got {within!r}")
     if relative is None and not problem.profile.source.spread:
         raise InvalidInput("the profile holds no measured spread; say how much jitter there is, such as 5%")
-    met: list[Order] = []
-
-    def take(pool: Pool) -> None:
-        worst = (1 + within) * pool.incumbent.value_ns
-        operations = 3 * problem.placement.stages * problem.microbatches
-        good = [entry for entry in pool.entries if entry.value_ns <= worst]
-        if len(good) < _ENOUGH:  # a search that was over at once has not looked around
-            length = Length(steps=_STEPS_A_LOOK * max(1, min(_LOOKS, _LOOKED_AT // operations)))
-            task = Scan(plain=False, length=length, seed=seed, keep=_MOST, target_ns=0)
-            run(task, pool.case, math.inf, lambda find: add(pool, find))
-            good = [entry for entry in pool.entries if entry.value_ns <= worst]
-        chosen = [good[at] for at in _spread_out(len(good), operations)]
-        met.extend(order_of(problem, entry.sequence.tolist(), entry.fused.tolist()) for entry in chosen)
-
-    def add(pool: Pool, find: Find) -> None:
-        if isinstance(find, Found):
-            pool.add(find.value_ns, find.sequence, find.fused, find.method or "list scheduler, random rule")
-
+    pools: list[Pool] = []
     fastest = solve_without(
         frozenset(),
         problem,
@@ -145,35 +127,67 @@ def solve_robust(
         workers=workers,
         start=start,
         on_progress=on_progress,
-        on_pool=take,
+        on_pool=pools.append,
     )
     draws = Draws(seed, iterations if problem.objective == "period" else 1)
 
-    def timed(timetable: Timetable, count: int, *, blame: bool) -> Jittered:
+    def timed(timetable: Timetable, count: int, *, blame: bool = False) -> Jittered:
         return under_jitter(
             timetable, relative, trials=count, iterations=iterations, seed=seed, draws=draws, blame=blame
         )
 
-    few = min(trials, _FIRST_TRIALS)
-    orders = dict.fromkeys([fastest.timetable.order, *met])
-    candidates = [simulate(problem, order) for order in orders]
-    first: list[tuple[int, Timetable]] = []
-    for candidate in candidates:
-        first.append((timed(candidate, few, blame=False).p95_ns, candidate))
-        if on_choice is not None:
-            on_choice(len(first), len(candidates))
-    first.sort(key=lambda pair: pair[0])  # stable: of equals the faster stays first
-    count = _FINALISTS if 3 * problem.placement.stages * problem.microbatches <= _LARGE else _FEW_FINALISTS
-    finals = [(timed(candidate, trials, blame=False).p95_ns, candidate) for _, candidate in first[:count]]
-    finals.append((timed(fastest.timetable, trials, blame=False).p95_ns, fastest.timetable))
-    chosen = min(finals, key=lambda pair: (pair[0], _value(pair[1])))[1]
+    candidates = [fastest.timetable]
+    finals: list[tuple[int, int, Timetable]] = []
+    with suppress(KeyboardInterrupt):  # then the choice is among those that have been timed
+        met = dict.fromkeys([fastest.timetable.order, *_met(pools[0], within, seed)])
+        candidates = sorted((simulate(problem, order) for order in met), key=_value)
+        if _value(candidates[0]) < fastest.value_ns:
+            fastest = _solution(fastest, candidates[0], "list scheduler, random rule")
+        first: list[tuple[int, int, Timetable]] = []
+        for candidate in candidates:
+            first.append((timed(candidate, min(trials, _FIRST_TRIALS)).p95_ns, _value(candidate), candidate))
+            if on_choice is not None:
+                on_choice(len(first), len(candidates))
+        large = sum(map(len, fastest.timetable.rows)) > _LARGE
+        first.sort(key=lambda entry: entry[:2])
+        for _, value, candidate in first[: _FEW_FINALISTS if large else _FINALISTS]:
+            finals.append((timed(candidate, trials).p95_ns, value, candidate))
+    fastest_jittered = timed(fastest.timetable, trials, blame=True)
+    finals.append((fastest_jittered.p95_ns, fastest.value_ns, fastest.timetable))
+    chosen = min(finals, key=lambda entry: entry[:2])[2]
+    if chosen.order == fastest.timetable.order:
+        solution, jittered = fastest, fastest_jittered
+    else:
+        solution = _solution(fastest, chosen, "best p95 under jitter of what the search met")
+        jittered = timed(chosen, trials, blame=True)
     return RobustSolution(
-        solution=_solution(fastest, chosen),
-        jittered=timed(chosen, trials, blame=True),
+        solution=solution,
+        jittered=jittered,
         fastest=fastest,
-        fastest_jittered=timed(fastest.timetable, trials, blame=True),
+        fastest_jittered=fastest_jittered,
         candidates=len(candidates),
     )
+
+
+def _met(pool: Pool, within: float, seed: int) -> Iterator[Order]:
+    """The orders that a search met and that are good enough to choose from."""
+    from zbsolve.solver.network import order_of
+    from zbsolve.solver.tasks import Find, Found, Length, Scan, run
+
+    problem, worst = pool.case.problem, (1 + within) * pool.incumbent.value_ns
+    operations = 3 * problem.placement.stages * problem.microbatches
+
+    def add(find: Find) -> None:
+        if isinstance(find, Found):
+            pool.add(find.value_ns, find.sequence, find.fused, find.method)
+
+    if sum(entry.value_ns <= worst for entry in pool.entries) < _ENOUGH:
+        # a search that was over at once has not looked around
+        length = Length(steps=_STEPS_A_LOOK * max(1, min(_LOOKS, _LOOKED_AT // operations)))
+        run(Scan(plain=False, length=length, seed=seed, keep=_MOST, target_ns=0), pool.case, math.inf, add)
+    good = [entry for entry in pool.entries if entry.value_ns <= worst]
+    for at in _spread_out(len(good), operations):
+        yield order_of(problem, good[at].sequence.tolist(), good[at].fused.tolist())
 
 
 def _spread_out(count: int, operations: int) -> list[int]:
@@ -188,17 +202,15 @@ def _value(timetable: Timetable) -> int:
     return timetable.period_ns if timetable.problem.objective == "period" else timetable.makespan_ns
 
 
-def _solution(fastest: Solution, chosen: Timetable) -> Solution:
-    """The claims of the one chosen: its own value against the same bound."""
-    if chosen.order == fastest.timetable.order:
-        return fastest
-    value = _value(chosen)
+def _solution(of: Solution, timetable: Timetable, method: str) -> Solution:
+    """The claims of another timetable: its own value against the same bound."""
+    value, bound = _value(timetable), of.lower_bound_ns
     return replace(
-        fastest,
-        timetable=chosen,
-        metrics=metrics(chosen),
+        of,
+        timetable=timetable,
+        metrics=metrics(timetable),
         value_ns=value,
-        status="optimal" if value == fastest.lower_bound_ns else "feasible",
-        gap=value / fastest.lower_bound_ns - 1 if fastest.lower_bound_ns else fastest.gap,
-        method="best p95 under jitter of what the search met",
+        status="optimal" if value == bound else "feasible",
+        gap=value / bound - 1 if bound else of.gap,
+        method=method,
     )

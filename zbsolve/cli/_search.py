@@ -52,7 +52,7 @@ def _start(path: str, problem: Problem, out: Output) -> Order | None:
         If it is no order of the problem or can never finish.
     """
     from zbsolve.check import violations
-    from zbsolve.solver.stretching import stretch
+    from zbsolve.solver.smaller import carried_over
 
     given = _inputs.read_timetable(path)
     order, asked = given.order, problem.microbatches
@@ -61,11 +61,11 @@ def _start(path: str, problem: Problem, out: Output) -> Order | None:
         if given.problem.placement.routes != problem.placement.routes:
             raise OrderError(f"{name} is of another placement, {given.problem.placement.name}; give one of the same")
         _refuse(name, violations(replace(given.problem, memory_limit=None), order))
-        stretched = stretch(order, asked)
-        if stretched is None or any(v.code != "memory" for v in violations(problem, stretched)):
+        carried = carried_over(problem, order)
+        if carried is None:
             out.say(f"{name} is not used: it cannot be carried over to {counted(asked, 'microbatch')}")
             return None
-        order = stretched
+        order = carried
     found = violations(problem, order)
     _refuse(name, tuple(v for v in found if v.code != "memory"))
     if found:

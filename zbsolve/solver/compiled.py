@@ -18,14 +18,21 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from zbsolve.solver import listing, moves, walks
+from zbsolve.solver import borders, listing, moves, walks
 from zbsolve.solver.moves import new_state
 from zbsolve.solver.network import Table
 
-__all__ = ["Kernels", "cache_folder", "compiled", "environment", "plain", "ready_to_move"]
+__all__ = ["Kernels", "cache_folder", "compiled", "environment", "holds_all", "plain", "ready_to_move"]
 
-_MODULES = (moves, walks, listing)
-_ENTRIES = (listing.list_schedule, moves.load, moves.critical, walks.anneal_moves)
+_MODULES = (moves, walks, listing, borders)
+_ENTRIES = (
+    listing.list_schedule,
+    moves.load,
+    moves.critical,
+    walks.anneal_moves,
+    walks.tabu_moves,
+    borders.tails,
+)
 _ROOM = 2**20
 """Bytes that must fit on the disk for the cache to be used."""
 
@@ -40,6 +47,8 @@ class Kernels(NamedTuple):
     load: Callable[..., Any]
     critical: Callable[..., Any]
     anneal_moves: Callable[..., Any]
+    tabu_moves: Callable[..., Any]
+    tails: Callable[..., Any]
 
 
 @cache
@@ -102,7 +111,8 @@ def cache_folder() -> Path | None:
     given = os.environ.get("XDG_CACHE_HOME")
     try:
         root = Path(given) if given else Path.home() / ".cache"
-        source = "".join(inspect.getsource(module) for module in _MODULES)
+        # where the source lies counts, too: numba keeps what it compiled apart by that
+        source = __file__ + "".join(inspect.getsource(module) for module in _MODULES)
         folder = root / "zbsolve" / hashlib.sha256(source.encode()).hexdigest()[:16]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as trial:
@@ -111,6 +121,11 @@ def cache_folder() -> Path | None:
             return folder
     except (OSError, RuntimeError):
         return None
+
+
+def holds_all(folder: Path) -> bool:
+    """True if a folder has every kernel, compiled; a process that was ended at it leaves some."""
+    return sum(1 for _ in folder.rglob("*.nbi")) >= len(_ENTRIES)
 
 
 def environment(folder: Path) -> dict[str, str]:

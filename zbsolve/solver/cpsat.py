@@ -276,15 +276,14 @@ def _limit_memory(
 
     for nodes in holders.values():
         forward = nodes[_FORWARD]
-        whole = nodes.get(_BACKWARD)
         taken = a.start_bytes[forward] + a.end_bytes[forward]
         for node in nodes.values():
             extra = _workspace(a, node, kind[node])
             if extra:
                 spans.append(intervals[node])
                 demands.append(extra)
-        if whole is not None:
-            hold(forward, whole, taken)
+        if _BACKWARD_INPUT not in nodes:
+            hold(forward, nodes.get(_BACKWARD, forward), taken)  # nothing outlasts a forward without a backward
             continue
         middle, final = nodes[_BACKWARD_INPUT], nodes[_BACKWARD_WEIGHT]
         change = a.start_bytes[middle] + a.end_bytes[middle]
@@ -318,6 +317,8 @@ def _limit_flight(
     stage, microbatch = a.graph.stage.tolist(), a.graph.microbatch.tolist()
     nodes = [holders[stage[n], microbatch[n]] for n in chain]
     taken = a.start_bytes[chain[0]] + a.end_bytes[chain[0]]
+    if not taken:
+        return
     split = _BACKWARD not in nodes[0]
     if any((_BACKWARD in n) == split for n in nodes):
         return

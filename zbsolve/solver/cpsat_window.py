@@ -193,8 +193,8 @@ def _limit_memory(
         for k, node in nodes.items():
             extra = a.start_bytes[node] if k in (_BACKWARD_WEIGHT, _BACKWARD) else -a.end_bytes[node]
             hold(node, node, extra if k in (_BACKWARD_WEIGHT, _BACKWARD) else min(a.start_bytes[node], extra))
-        if _BACKWARD in nodes:
-            hold(forward, nodes[_BACKWARD], taken)
+        if _BACKWARD_INPUT not in nodes:
+            hold(forward, nodes.get(_BACKWARD, forward), taken)  # nothing outlasts a forward without a backward
             continue
         middle, final = nodes[_BACKWARD_INPUT], nodes[_BACKWARD_WEIGHT]
         change = a.start_bytes[middle] + a.end_bytes[middle]

@@ -22,8 +22,8 @@ from collections import deque
 from pathlib import Path
 from typing import Protocol
 
-from zbsolve.solver.compiled import cache_folder, environment
-from zbsolve.solver.tasks import Case, Done, Find, Task, run
+from zbsolve.solver.compiled import cache_folder, environment, holds_all
+from zbsolve.solver.tasks import Case, Done, Find, Task, Warm, run
 from zbsolve.solver.worker import read_message, write_message
 
 __all__ = ["Crew", "InLine", "Processes"]
@@ -99,9 +99,9 @@ class _Worker:
         for thread in self._threads:
             thread.start()
 
-    def send(self, number: int, task: Task, until: float) -> None:
+    def send(self, number: int, task: Task, until: float, compiled: bool) -> None:
         self.task, self.until = number, until
-        self._outbox.put((number, time.time() + max(0.0, until - time.perf_counter()), task))
+        self._outbox.put((number, time.time() + max(0.0, until - time.perf_counter()), task, compiled))
 
     def _talk(self) -> None:
         assert self.process.stdin is not None
@@ -149,8 +149,8 @@ class Processes:
 
     Attributes
     ----------
-    warm
-        False if the kernels have to be compiled first.
+    compiled
+        False if the kernels have to be compiled first: until they are, tasks use them as they stand.
     """
 
     def __init__(self, case: Case, size: int, *, in_order: bool) -> None:
@@ -166,7 +166,7 @@ class Processes:
         self._replaced = 0
         folder = cache_folder()
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="zbsolve-")
-        self.warm = folder is not None and any(folder.rglob("*.nbi"))
+        self.compiled = folder is not None and holds_all(folder)
         self._folder = folder or Path(self._temporary.name if self._temporary else ".")
         self._workers = [_Worker(case, self._folder, self._heard) for _ in range(size)]
 
@@ -178,9 +178,13 @@ class Processes:
         return self._count
 
     def _dispatch(self) -> None:
+        if not self._workers:
+            while self._waiting:
+                self._note(self._waiting.popleft()[0], Done(lost=True))
         for worker in self._workers:
             if worker.task is None and not worker.ended and self._waiting:
-                worker.send(*self._waiting.popleft())
+                number, task, until = self._waiting.popleft()
+                worker.send(number, task, until, self.compiled or isinstance(task, Warm))
 
     def hear(self, timeout_s: float) -> tuple[int, Find] | None:
         """See `Crew`."""
@@ -230,9 +234,6 @@ class Processes:
             del self._workers[at]
         if lost is not None:
             self._note(lost, Done(lost=True))
-        if not self._workers:
-            while self._waiting:
-                self._note(self._waiting.popleft()[0], Done(lost=True))
 
     def end(self) -> None:
         """See `Crew`."""

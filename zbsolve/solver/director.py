@@ -16,15 +16,39 @@ from dataclasses import dataclass
 
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.pool import Entry, Pool
-from zbsolve.solver.smaller import worth_shrinking
-from zbsolve.solver.tasks import Anneal, Bounded, Done, Find, Found, Length, Prove, Rearrange, Relax, Scan, Shrink, Task
+from zbsolve.solver.rhythm import sizes_worth
+from zbsolve.solver.smaller import small_sizes, worth_shrinking
+from zbsolve.solver.tasks import (
+    Anneal,
+    AnnealParts,
+    Bounded,
+    Done,
+    Find,
+    Found,
+    Length,
+    Prove,
+    Rearrange,
+    Relax,
+    Repeat,
+    Rule,
+    Scan,
+    Shrink,
+    Tabu,
+    Task,
+    Tune,
+    Tuned,
+)
 
 __all__ = ["ARMS", "Arm", "Director", "Pending"]
 
 ARMS = {
     "list scheduler, random rule": 0.05,
-    "annealing": 0.5,
+    "list scheduler, tuned rule": 0.2,
+    "annealing": 0.4,
+    "annealing, part of an order": 0.3,
+    "tabu search": 0.2,
     "steady stretch of a smaller solution": 0.1,
+    "steady state": 0.1,
     "CP-SAT": 0.05,
     "CP-SAT, part of an order": 0.05,
     "relaxations": 0.4,
@@ -37,6 +61,9 @@ _FADING = 0.8
 _TEMPERATURES = (0.6, 1.1, 0.3, 1.8)
 """Starting temperatures of annealing, in the order in which they are tried: in mean operations of a rank."""
 
+_SLACKS = (1.7, 1.0, 2.5, 0.6)
+"""How much worse the next order of a tabu search may be, in mean operations of a rank."""
+
 _STARTS = 24
 """Short annealing starts before the longer ones."""
 
@@ -46,8 +73,20 @@ _CPSAT_NODES = 700
 _PART_NODES = 6_000
 """Beyond this many, reading the model in takes longer than a part is worth."""
 
+_SETTLED = 6_000
+"""Operations of an order that annealing sees enough of in the usual time; of more its share falls."""
+
+_PARTED = 1_500
+"""From this many on, parts of an order are annealed for themselves."""
+
+_RELAXED = 12_000
+"""Beyond this many, relaxations see only small parts of the problem and are asked for a short time."""
+
 _FIRST = 6
 """Annealing starts before bounds are worked on: what they find tells where the bound has to reach."""
+
+_RULES = 8
+"""Rules of the list scheduler that are kept for each number of microbatches."""
 
 _LOST = 3
 """Lost tasks after which an arm is left alone."""
@@ -77,13 +116,14 @@ class Arm:
 
 @dataclass(slots=True)
 class Pending:
-    """A task under way."""
+    """A task under way; `opens`: it is done whatever the time."""
 
     arm: Arm
     task: Task
     work: float
     began: float
     gain: float = 0.0
+    opens: bool = False
 
 
 class Director:
@@ -128,18 +168,39 @@ class Director:
         self._rng = random.Random(seed)
         self._runs = 0
         self._stale = 0
+        self._repeated = self._walks = 0
         self._whole = self._left()
         self._asked: tuple[int, int] | None = None
         self._relaxing, self._relaxed = False, (0, 0)
         self._anneals = "annealing" not in without
+        self._rules: dict[int, tuple[Rule, ...]] = {}
+        self._tunes = 0
         self._first: deque[Task] = deque()
         self._opening = Arm("published schedules", 0.0, lambda: None)
-        propose = (self._scan, self._anneal, self._shrink, self._prove, self._rearrange, self._relax)
+        propose = (
+            self._scan,
+            self._tune,
+            self._anneal,
+            self._anneal_parts,
+            self._tabu,
+            self._shrink,
+            self._repeat,
+            self._prove,
+            self._rearrange,
+            self._relax,
+        )
         self.arms = [
             Arm(name, floor, make)
             for (name, floor), make in zip(ARMS.items(), propose, strict=True)
             if name not in without
         ]
+        for arm in self.arms:
+            if arm.name == "annealing":
+                arm.floor *= min(1.0, _SETTLED / pool.case.nodes)
+            elif arm.name == "list scheduler, tuned rule":
+                arm.floor *= min(3.0, max(1.0, pool.case.nodes / _SETTLED))
+            elif arm.name == "annealing, part of an order":
+                arm.floor *= min(1.0, pool.case.nodes / _SETTLED)
 
     def _left(self) -> float:
         """Work left for all workers together."""
@@ -163,10 +224,15 @@ class Director:
         """Hand these out before anything else."""
         self._first.extend(tasks)
 
+    @property
+    def opening(self) -> int:
+        """How many of them are left."""
+        return len(self._first)
+
     def next(self) -> Pending | None:
         """The next task; None if there is nothing to do."""
         if self._first:
-            return Pending(self._opening, self._first.popleft(), 0.0, time.perf_counter())
+            return Pending(self._opening, self._first.popleft(), 0.0, time.perf_counter(), opens=True)
         total = sum(arm.work for arm in self.arms) + 1e-9
         gains = {id(arm): arm.gain / (arm.work + 1e-9) for arm in self.arms}
         top = max(gains.values()) or 1.0
@@ -198,9 +264,14 @@ class Director:
             incumbent.prove(find.bound)
             if before:
                 pending.gain += max(0.0, incumbent.bound.value_ns / before - 1)
+        elif isinstance(find, Tuned):
+            both = {rule.value_ns: rule for rule in (*find.rules, *self._rules.get(find.microbatches, ()))}
+            self._rules[find.microbatches] = tuple(both[value] for value in sorted(both)[:_RULES])
         elif isinstance(find, Done):
             if isinstance(pending.task, Relax):
                 self._relaxing = False
+            if find.lost and pending.opens and self._opening.lost < _LOST:
+                self._first.append(pending.task)
             self.budget.spend(find.steps)
             timed = self.budget.steps is None
             pending.arm.work += (time.perf_counter() - pending.began if timed else find.steps) - pending.work
@@ -211,6 +282,27 @@ class Director:
 
     def _scan(self) -> Scan | None:
         return Scan(plain=False, length=self._length(0.03, 0.2), seed=self._seed(), keep=100, target_ns=self._target())
+
+    def _tune(self) -> Tune | None:
+        """Rules of the list scheduler, on fewer microbatches and on all in turn."""
+        if not self.warm:
+            return None
+        case = self.pool.case
+        whole = case.problem.microbatches
+        sizes = [*small_sizes(case), whole]
+        size = sizes[self._tunes % len(sizes)]
+        # the first ones have to find what the others start from
+        share = 0.15 if case.nodes > _SETTLED and self._tunes < self.size else 0.06
+        self._tunes += 1
+        # where there are none yet for this number, those for another do
+        rules = self._rules.get(size) or next(iter(self._rules.values()), ())
+        return Tune(
+            microbatches=size,
+            rules=rules,
+            target_ns=self._target() if size == whole else 0,
+            length=self._length(share, 0.5),
+            seed=self._seed(),
+        )
 
     def _anneal(self) -> Anneal | None:
         if not self.warm:
@@ -233,10 +325,54 @@ class Director:
             seed=self._seed(),
         )
 
-    def _shrink(self) -> Shrink | None:
-        if not (self.warm and worth_shrinking(self.pool.case.problem)):
+    def _tabu(self) -> Tabu | None:
+        """Tabu search, from the pool's front and, every other time, from the best few."""
+        if not self.warm or (self._runs < _FIRST and self._anneals):
             return None
-        return Shrink(length=self._length(0.04, 0.4), seed=self._seed())
+        entries = self.pool.entries
+        run, self._walks = self._walks, self._walks + 1
+        entry = entries[min(run // 2, len(entries) - 1)] if run < _STARTS and run % 2 else self._good(entries)
+        slack = _SLACKS[run % len(_SLACKS)] * self.pool.case.problem.placement.ranks / len(entry.fused)
+        return Tabu(
+            sequence=entry.sequence,
+            fused=entry.fused,
+            slack=slack,
+            target_ns=self._target(),
+            length=self._length(0.03, 0.4),
+            seed=self._seed(),
+        )
+
+    def _anneal_parts(self) -> AnnealParts | None:
+        if not self.warm or self.pool.case.nodes < _PARTED:
+            return None
+        entry = self._good(self.pool.entries)
+        return AnnealParts(
+            sequence=entry.sequence,
+            fused=entry.fused,
+            target_ns=self._target(),
+            length=self._length(0.04, 0.4),
+            seed=self._seed(),
+        )
+
+    def _shrink(self) -> Shrink | None:
+        if not (self.warm and worth_shrinking(self.pool.case)):
+            return None
+        entry = self._good(self.pool.entries)
+        return Shrink(sequence=entry.sequence, fused=entry.fused, length=self._length(0.04, 0.4), seed=self._seed())
+
+    def _repeat(self) -> Repeat | None:
+        """A steady state for the next size of its window, each once."""
+        sizes = sizes_worth(self.pool.case.problem)
+        if not self.warm or (self._runs < _FIRST and self._anneals) or self._repeated >= len(sizes):
+            return None
+        self._repeated += 1
+        return Repeat(
+            size=sizes[self._repeated - 1],
+            value_ns=self.pool.incumbent.value_ns,
+            target_ns=self._target(),
+            length=self._length(0.06, 0.4),
+            seed=self._seed(),
+        )
 
     def _prove(self) -> Prove | None:
         """CP-SAT on the best order, once for each."""
@@ -268,14 +404,16 @@ class Director:
 
     def _relax(self) -> Relax | None:
         """The bound, one task at a time: with several workers it keeps one of them until the end."""
-        key = (self.pool.incumbent.value_ns, self.pool.incumbent.bound.value_ns)
-        if (self._runs < _FIRST and self._anneals) or self._relaxing or key == self._relaxed:
+        large = self.pool.case.nodes > _RELAXED
+        key = (0 if large else self.pool.incumbent.value_ns, self.pool.incumbent.bound.value_ns)
+        early = self._tunes < 2 if large else self._runs < _FIRST and self._anneals
+        if early or self._relaxing or key == self._relaxed:
             return None
         self._relaxing, self._relaxed = True, key
         return Relax(
             value_ns=self.pool.incumbent.value_ns,
             bound=self.pool.incumbent.bound,
-            length=self._length(1.0, 1.0 if self.size > 1 else 0.4),
+            length=self._length(0.05, 0.1) if large else self._length(1.0, 1.0 if self.size > 1 else 0.4),
             seed=self._seed(),
         )
 

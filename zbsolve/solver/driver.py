@@ -9,6 +9,7 @@ Every arrow asks first whether value and bound have met.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import time
@@ -17,12 +18,12 @@ from functools import partial
 
 from zbsolve.bounds import MAX_EFFORT, lower_bound
 from zbsolve.catalog.closing import closed
-from zbsolve.errors import InvalidInput, NothingFound
+from zbsolve.errors import InvalidInput, NothingFound, OrderError
 from zbsolve.metrics import metrics
 from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
-from zbsolve.simulate import simulate
+from zbsolve.simulate import Timer, simulate
 from zbsolve.solution import Bound, Solution
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.compiled import plain
@@ -32,7 +33,7 @@ from zbsolve.solver.fusing import fuse
 from zbsolve.solver.incumbent import Incumbent, Progress, relative_gap
 from zbsolve.solver.pool import Pool
 from zbsolve.solver.portfolio import add_plain, add_published, plain_drafts, published_names
-from zbsolve.solver.stretching import stretch
+from zbsolve.solver.smaller import carried_over
 from zbsolve.solver.tasks import Case, Length, Publish, Scan
 from zbsolve.solver.twins import order_in_turn
 from zbsolve.solver.work import Work
@@ -46,14 +47,20 @@ _CREW_S, _CREW_STEPS = 2.0, 20_000
 _LARGE = 6_000
 """From this many operations on, published schedules are built by workers too."""
 
+_LARGE_FOR_ONE = 15_000
+"""The same where the search is to be so short: workers, too, take time to start."""
+
 _FUSING_NODES = 500_000
 """Operations timed while the answer is fused at the end."""
 
 _EFFORT_A_SECOND = 4_000
 """Of the time limit: the effort that analytic bounds may take, a tenth of it."""
 
-_FINISH_S = 5e-5
-"""Seconds an operation that fusing, timing and measuring the answer take, kept back from the search."""
+_GIVEN = "the given start"
+
+_TIMING, _FUSING = 4.0, 4.0
+"""What timing and measuring the answer takes, and fusing it with a few trials: in times that reading the problem took.
+So the seconds kept back from the search are those of this machine at this load."""
 
 
 def solve(
@@ -104,7 +111,7 @@ def solve(
     InvalidInput
         If an argument makes no sense.
     OrderError
-        If `start` is no order of this problem.
+        If `start` is no order of this problem, or can never finish.
     NothingFound
         If no timetable was found in time.
     KeyboardInterrupt
@@ -144,12 +151,13 @@ def solve_without(
     _check_arguments(time_limit_s, work_limit, gap, workers)
     effort = int(min(MAX_EFFORT, _EFFORT_A_SECOND * time_limit_s))
     incumbent = Incumbent(Bound(0, "none"), gap, started, on_progress)
-    operations = 3 * problem.placement.stages * problem.microbatches
-    finish = min(0.3 * time_limit_s, _FINISH_S * operations)
-    budget = Budget(started + time_limit_s - finish, work_limit)
+    case = Case(problem, plain())
+    read = time.perf_counter() - started
+    timing, fusing = min(0.3 * time_limit_s, _TIMING * read), min(0.1 * time_limit_s, _FUSING * read)
+    budget = Budget(started + time_limit_s - timing - fusing, work_limit)
     try:
         workers = workers or _available_cpus()
-        pool = Pool(Case(problem, plain()), incumbent)
+        pool = Pool(case, incumbent)
         director = Director(pool, budget, size=workers, seed=seed, gap=gap, without=arms)
         if start is not None:
             _add_start(pool, start.order if isinstance(start, Timetable) else start)
@@ -162,9 +170,13 @@ def solve_without(
             "no timetable was found; give more time, a larger work limit, or a larger memory limit "
             "(with several chunks a rank the search keeps some memory in reserve)"
         )
+    fuse_until = started + time_limit_s - timing
+    if time.perf_counter() + 0.5 * _FUSING * read > fuse_until:
+        fuse_until = 0.0
+    solution = _solution(problem, incumbent, started, seed, fuse_until)
     if on_pool is not None:
         on_pool(pool)
-    return _solution(problem, incumbent, started, seed, started + time_limit_s - 0.6 * finish)
+    return solution
 
 
 def _check_arguments(time_limit_s: float, work_limit: int | None, gap: float, workers: int | None) -> None:
@@ -186,14 +198,11 @@ def _available_cpus() -> int:
 
 def _search(director: Director, prove: Callable[[], Bound]) -> None:
     pool, budget, incumbent, case = director.pool, director.budget, director.pool.incumbent, director.pool.case
-    if budget.steps is None and case.nodes >= _LARGE:
-        quick, *others = published_names(case.problem)
+    if budget.steps is None and case.nodes >= (_LARGE if budget.seconds_left > _CREW_S else _LARGE_FOR_ONE):
         plainly = Scan(plain=True, length=Length(seconds=0.1 * budget.seconds_left), seed=0, keep=10, target_ns=0)
-        director.open_with([plainly, Publish(quick), *(Publish(name) for name in reversed(others))])
+        director.open_with([plainly, *(Publish(name) for name in published_names(case.problem))])
         with Work(director, Processes(case, director.size, in_order=False)) as work:
             incumbent.prove(prove())
-            if not work.warm or budget.seconds_left < _CREW_S:
-                _add_first(pool)
             work.go_on()
         if not incumbent.known:
             _add_first(pool)
@@ -223,15 +232,26 @@ def _crew(case: Case, budget: Budget, workers: int) -> Crew:
 
 
 def _add_start(pool: Pool, order: Order) -> None:
-    """Take a given order in, stretched if it has another number of microbatches."""
+    """Take a given order in; of another number of microbatches: without some, or with its loops run more often.
+
+    Raises
+    ------
+    OrderError
+        If it is no order of this problem with the microbatches that it has, or can never finish.
+    """
+    problem = pool.case.problem
     present = 1 + max((op.microbatch or 0 for row in order.rows for op in row), default=0)
-    wanted = pool.case.problem.microbatches
-    stretched = order if present == wanted else stretch(order, wanted)
-    if stretched is not None and _ends_of(stretched) != _ends_of(Order(pool.case.problem.operations())):
-        stretched = closed(pool.case.problem, stretched)
-    if stretched is not None:
-        graph = OpGraph.build(pool.case.problem, stretched.rows)  # refuses what is no order of the problem
-        pool.add_order(order_in_turn(graph, stretched), "the given start")
+    if _ends_of(order) != _ends_of(Order(problem.operations())):
+        order = closed(problem, order)
+    if present == problem.microbatches:
+        _refuse_stuck(problem, order)
+        pool.add_order(order_in_turn(OpGraph.build(problem, order.rows), order), _GIVEN)
+        return
+    if len(problem.placement.routes) == 1:
+        own = dataclasses.replace(problem, microbatches=present, route_of=None, microbatch_factors=None)
+        _refuse_stuck(own, order)
+    if (carried := carried_over(problem, order)) is not None:
+        pool.add_order(carried, _GIVEN)
 
 
 def _ends_of(order: Order) -> list[set[Op]]:
@@ -239,13 +259,21 @@ def _ends_of(order: Order) -> list[set[Op]]:
     return [{op for op in row if op.microbatch is None} for row in order.rows]
 
 
-def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int, late: float) -> Solution:
+def _refuse_stuck(problem: Problem, order: Order) -> None:
+    graph = OpGraph.build(problem, order.rows)
+    try:
+        Timer(graph, graph.encode(order))
+    except OrderError as error:
+        raise OrderError(f"the given start cannot be used: {error}; leave it out, or mend it") from None
+
+
+def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int, fuse_until: float) -> Solution:
     """Time the best order exactly, fused wherever that costs nothing."""
     order = incumbent.order
     assert order is not None
     trials = max(10, _FUSING_NODES // sum(map(len, order.rows)))
-    if time.perf_counter() < late:
-        _, order = fuse(problem, order, Budget(math.inf, trials))
+    if time.perf_counter() < fuse_until:
+        _, order = fuse(problem, order, Budget(fuse_until, trials))
     timetable = simulate(problem, order)
     value = timetable.period_ns if problem.objective == "period" else timetable.makespan_ns
     bound = incumbent.bound

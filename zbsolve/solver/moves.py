@@ -78,12 +78,15 @@ FREE, HANGS, PATH_FROM, PATH_LENGTH, RAISED_FROM, RAISED_LENGTH, SEEN, ORIGIN = 
 BEST_SEQUENCE, BEST_FUSED = range(29, 31)
 """The best order so far."""
 
-REG = 31
+TABU_EARLIER, TABU_LATER = range(31, 33)
+"""By node: until which step of a tabu search it may not move earlier, or later."""
+
+REG = 33
 """Single numbers, at the places below."""
 
-VALUE, BEST, STAMP, PENDING, WRITTEN, RANDOM_1, RANDOM_2, CHAINED, BLOCKS = range(9)
+VALUE, BEST, STAMP, PENDING, WRITTEN, RANDOM_1, RANDOM_2, CHAINED, BLOCKS, STEP = range(10)
 """Objective value and its best; number of the present move; nodes due; entries of the journal; two states of the
-random numbers; lengths of the critical chain and of its blocked part."""
+random numbers; lengths of the critical chain and of its blocked part; steps of a tabu search."""
 
 ROUNDS = 6
 """Times that first starts are moved up before an order counts as too long."""
@@ -92,7 +95,7 @@ ROUNDS = 6
 def new_state(net: Table, sequence: Any, fused: Any, seed: int) -> Table:
     """An order in motion, of the kind that the network has; `load` fills it."""
     nodes, ranks = int(net[SHAPE][0]), int(net[SHAPE][1])
-    state: Any = np.zeros((REG + 1, max(nodes + ranks, 9)), dtype=np.int64)
+    state: Any = np.zeros((REG + 1, max(nodes + ranks, STEP + 1)), dtype=np.int64)
     state[SEQUENCE][:nodes] = sequence
     state[FUSED][:nodes] = fused
     state[REG][RANDOM_1] = 1 + (seed * 1_000_003 + 12_345) % 2_147_483_562

@@ -25,11 +25,25 @@ from zbsolve.solver.pool import Pool
 from zbsolve.solver.tasks import Case, Found
 from zbsolve.timetable import Order
 
-__all__ = ["add_plain", "add_published", "plain_rules", "published", "published_names", "random_drafts", "random_rule"]
+__all__ = [
+    "STEPS_A_DRAFT",
+    "Class",
+    "add_plain",
+    "add_published",
+    "classes_of",
+    "draft",
+    "plain_choices",
+    "plain_drafts",
+    "plain_rules",
+    "published",
+    "published_names",
+    "random_drafts",
+    "random_rule",
+]
 
 _LATE = 1e17
 
-_STEPS = 100
+STEPS_A_DRAFT = 100
 """Moves that take as long as a random list schedule."""
 
 _RULES_A_CHOICE = 4
@@ -145,7 +159,7 @@ def add_plain(pool: Pool, budget: Budget) -> None:
 def plain_drafts(case: Case, budget: Budget) -> Iterator[Found]:
     """What the plain rules give; at least one that fits."""
     any_yet = False
-    for forms in _plain_choices(case.forms):
+    for forms in plain_choices(case.forms):
         for number, rule in enumerate(plain_rules(case)):
             found = draft(case, forms, rule, 0, budget)
             if found is not None:
@@ -163,7 +177,7 @@ def random_drafts(case: Case, budget: Budget, rng: random.Random) -> Iterator[Fo
         if tried % _RULES_A_CHOICE == 0:
             forms = _random_choice(case.forms, rng)
         tried += 1
-        budget.spend(_STEPS - 1)
+        budget.spend(STEPS_A_DRAFT - 1)
         found = draft(case, forms, random_rule(case, classes, rng), rng.getrandbits(31), budget)
         if found is not None:
             yield found
@@ -182,7 +196,7 @@ def draft(case: Case, forms: list[int], rule: Table, seed: int, budget: Budget) 
     return Found(int(value), sequence.astype(np.int32), fused.astype(np.int8))
 
 
-def _plain_choices(forms: Forms) -> list[list[int]]:
+def plain_choices(forms: Forms) -> list[list[int]]:
     """Nothing fused that need not be; what is cheaper fused; everything fused."""
     chosen: list[list[int]] = []
     for fused in (lambda s, j: False, lambda s, j: s in forms.cheap, lambda s, j: True):
@@ -230,11 +244,12 @@ def add_published(pool: Pool, budget: Budget) -> None:
 
 
 def published_names(problem: Problem) -> list[str]:
-    """What `published` takes; those that are quick first."""
+    """What `published` takes; first what takes longest, then what is most often best."""
     names = [schedule.name for schedule in schedules()]
     # the greedy's runs at the problem's own limit hold all that these two could give
     limited = None not in problem.limit_bytes
-    return [name for name in names if not (limited and name in ("zb-1p", "zb-2p"))] + [GREEDY]
+    names = [name for name in names if not (limited and name in ("zb-1p", "zb-2p"))]
+    return [GREEDY, *sorted(names, key=lambda name: not name.startswith("zb-"))]
 
 
 def published(problem: Problem, name: str) -> Iterator[tuple[str, Order]]:

@@ -42,7 +42,16 @@ _MOST_OPERATIONS = 6_000
 _FIRST_STEP = 4
 """What part of the gap it is first tried to close."""
 
-_OUTRIGHT = (8.0, 32.0, 128.0)
+_LONG = 700
+"""Operations beyond which the whole is seldom refuted in a minute, while its stretches are."""
+
+_LATER = 5.0
+"""Deterministic time for the windows of a long problem before anything else is tried."""
+
+_SHARES, _SHARES_LONG = (1.0, 1.0, 1.0), (0.2, 1.0, 0.2)
+"""How the work is shared between asking outright, windows and rank subsets."""
+
+_OUTRIGHT = (2.0, 8.0, 32.0, 128.0)
 """Deterministic time for asking, again and again, whether anything is below the incumbent."""
 
 _FIRST_PATIENCE = 1.0
@@ -154,18 +163,20 @@ def improve_bound(
     if run.over:
         return best
     arms = [_outright(problem, run), _windows(problem, run), _subsets(problem, run)]
+    long = 3 * problem.placement.stages * problem.microbatches > _LONG
+    shares = _SHARES_LONG if long else _SHARES
     if workers > 1 and work_limit is None:
         with ThreadPoolExecutor(len(arms)) as pool:  # CP-SAT runs outside the interpreter's lock
             for done in [pool.submit(_exhaust, arm, run) for arm in arms]:
                 done.result()
         return run.best
-    spent = [0.0] * len(arms)
-    while arms and not run.over:
+    spent = [_LATER, 0.0, _LATER] if long else [0.0] * len(arms)
+    while min(spent) < math.inf and not run.over:
         turn = min(range(len(arms)), key=lambda i: spent[i])
         try:
-            spent[turn] += next(arms[turn])
+            spent[turn] += next(arms[turn]) / shares[turn]
         except StopIteration:
-            del arms[turn], spent[turn]
+            arms[turn], spent[turn] = iter(()), math.inf
     return run.best
 
 

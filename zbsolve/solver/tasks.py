@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zbsolve.catalog.closing import closed
 from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
@@ -31,6 +32,7 @@ from zbsolve.timetable import Order
 
 __all__ = [
     "Anneal",
+    "AnnealParts",
     "Bounded",
     "Case",
     "Done",
@@ -41,9 +43,14 @@ __all__ = [
     "Publish",
     "Rearrange",
     "Relax",
+    "Repeat",
+    "Rule",
     "Scan",
     "Shrink",
+    "Tabu",
     "Task",
+    "Tune",
+    "Tuned",
     "Warm",
     "run",
 ]
@@ -59,6 +66,12 @@ _PATIENCE = 2.0
 
 _PART_STEPS = 5_000
 """Moves that take as long as reading one such model in."""
+
+_RHYTHM = 0.5
+"""The part of the time for a steady state that CP-SAT has; the rest is for the ramps."""
+
+_RAMPS = (0.1, 0.5, 1.0)
+"""Starting temperatures for the ramps, in mean operations of a rank: the steady part is not to melt."""
 
 _CHUNK = 2_000
 """Moves between two looks at the clock by compiled kernels; also how often the temperature falls."""
@@ -121,9 +134,90 @@ class Anneal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shrink:
-    """Orders of a problem with fewer microbatches, stretched."""
+class Tabu:
+    """A tabu search from an order.
 
+    Parameters
+    ----------
+    sequence, fused
+        The order to begin with, as nodes of the network.
+    slack
+        How much worse the next order may be than the present one, as a part of the value.
+    target_ns
+        Stop at this value.
+    length, seed
+        Of the search.
+    """
+
+    sequence: Int32
+    fused: Int8
+    slack: float
+    target_ns: int
+    length: Length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnealParts:
+    """Annealing of parts of an order, see `zbsolve.solver.parts`."""
+
+    sequence: Int32
+    fused: Int8
+    target_ns: int
+    length: Length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shrink:
+    """Orders of a problem with fewer microbatches, stretched; by list schedules, or by an order with loops left out."""
+
+    sequence: Int32
+    fused: Int8
+    length: Length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """What a list scheduler prefers: the value it gave, a plain choice of what is fused, the rule, its chance."""
+
+    value_ns: int
+    choice: int
+    table: NDArray[np.int64]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tune:
+    """Rules of the list scheduler near given ones, on so many microbatches, see `zbsolve.solver.tuning`."""
+
+    microbatches: int
+    rules: tuple[Rule, ...]
+    target_ns: int
+    length: Length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """A steady state of windows of `size` microbatches, unrolled and annealed, see `zbsolve.solver.rhythm`.
+
+    Parameters
+    ----------
+    size
+        Microbatches of a window.
+    value_ns
+        The best value known: a window that takes longer for its share is of no interest.
+    target_ns
+        Stop at this value.
+    length, seed
+        Of CP-SAT and annealing together.
+    """
+
+    size: int
+    value_ns: int
+    target_ns: int
     length: Length
     seed: int
 
@@ -161,7 +255,7 @@ class Relax:
     seed: int
 
 
-Task = Warm | Publish | Scan | Anneal | Shrink | Prove | Rearrange | Relax
+Task = Warm | Publish | Scan | Anneal | AnnealParts | Tabu | Shrink | Tune | Repeat | Prove | Rearrange | Relax
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +276,14 @@ class Bounded:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuned:
+    """The best rules for so many microbatches."""
+
+    microbatches: int
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The end of a task: the steps it took, and whether its worker was lost."""
 
@@ -189,7 +291,7 @@ class Done:
     lost: bool = False
 
 
-Find = Found | Bounded | Done
+Find = Found | Bounded | Tuned | Done
 
 
 @dataclass(eq=False)
@@ -244,7 +346,17 @@ class Case:
 
     def read(self, order: Order) -> Found | None:
         """An order of the problem, timed; None if it can never finish or exceeds the memory."""
-        rows, fused = nodes_of(self.problem, order)
+        return self.read_rows(*nodes_of(self.problem, order))
+
+    def read_open(self, rows: Sequence[Sequence[int]], fused: Sequence[int]) -> Found | None:
+        """The same for rows of forwards and gradients alone, behind which the iteration is closed."""
+        if not self.problem.has_ends:
+            return self.read_rows(rows, fused)
+        order = order_of(self.problem, [node for row in rows for node in row], fused)
+        return self.read(closed(self.problem, order))
+
+    def read_rows(self, rows: Sequence[Sequence[int]], fused: Sequence[int]) -> Found | None:
+        """The same for rows of nodes, ghosts behind their B, and by node whether it is fused."""
         sequence = sequence_of(self.arrays, rows)
         if sequence is None:
             return None
@@ -305,8 +417,16 @@ def run(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -
         _scan(task, case, budget, hand)
     elif isinstance(task, Anneal):
         _anneal(task, case, budget, hand)
+    elif isinstance(task, AnnealParts):
+        _anneal_parts(task, case, budget, hand)
+    elif isinstance(task, Tabu):
+        _tabu(task, case, budget, hand)
     elif isinstance(task, Shrink):
         _shrink(task, case, budget, hand)
+    elif isinstance(task, Tune):
+        _tune(task, case, budget, hand)
+    elif isinstance(task, Repeat):
+        _repeat(task, case, budget, hand)
     elif isinstance(task, Prove):
         _prove(task, case, budget, hand)
     elif isinstance(task, Rearrange):
@@ -329,6 +449,8 @@ def _warm(case: Case) -> None:
     ready = ready_to_move(case.kernels, free, state[SEQUENCE][: case.nodes], [0] * case.nodes, 0, case.periodic)
     if ready is not None:
         case.kernels.anneal_moves(free, ready, 1, 1.0, 0, 0.0, case.periodic)
+        case.kernels.tabu_moves(free, ready, 1, 1, 0, case.periodic)
+        case.kernels.tails(free, ready, case.periodic)
 
 
 def _publish(task: Publish, case: Case, hand: Callable[[Find], None]) -> None:
@@ -360,32 +482,107 @@ def _scan(task: Scan, case: Case, budget: Budget, hand: Callable[[Find], None]) 
 
 def _anneal(task: Anneal, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
     kernels, net, periodic = case.kernels, case.network, case.periodic
-    state = ready_to_move(kernels, net, task.sequence.tolist(), task.fused.tolist(), task.seed, periodic)
+    switching = 0.15 if case.forms.matters else 0.0
+    first, whole = task.first, budget.seconds_left
+
+    def walk(state: Table, moves: int, begun: int) -> int:
+        done = 1 - budget.seconds_left / whole if budget.steps is None else budget.spent / budget.steps
+        temperature = first * begun * task.ratio**done
+        moved: int = kernels.anneal_moves(net, state, moves, temperature, task.target_ns, switching, periodic)
+        return moved
+
+    _walk(task, case, budget, hand, walk)
+
+
+def _tabu(task: Tabu, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    def walk(state: Table, moves: int, begun: int) -> int:
+        slack = int(task.slack * begun)
+        tried: int = case.kernels.tabu_moves(case.network, state, moves, slack, task.target_ns, case.periodic)
+        return tried
+
+    _walk(task, case, budget, hand, walk)
+
+
+def _walk(
+    task: Anneal | Tabu,
+    case: Case,
+    budget: Budget,
+    hand: Callable[[Find], None],
+    walk: Callable[[Table, int, int], int],
+) -> None:
+    """From the order of a task on, so many moves at a time; hands out whatever is better than all before."""
+    kernels, net = case.kernels, case.network
+    state = ready_to_move(kernels, net, task.sequence.tolist(), task.fused.tolist(), task.seed, case.periodic)
     if state is None:
         return
-    told = state[REG][BEST]
-    first = task.first * told
-    switching = 0.15 if case.forms.matters else 0.0
+    told = begun = state[REG][BEST]
     chunk = 50 if kernels.lists and budget.steps is None else _CHUNK
-    whole = budget.seconds_left
     while not budget.over and told > task.target_ns:
-        if budget.steps is None:
-            done, moves = 1 - budget.seconds_left / whole, chunk
-        else:
-            done, moves = budget.spent / budget.steps, min(chunk, budget.steps - budget.spent)
-        temperature = first * task.ratio**done
-        budget.spend(kernels.anneal_moves(net, state, moves, temperature, task.target_ns, switching, periodic))
+        moves = chunk if budget.steps is None else min(chunk, budget.steps - budget.spent)
+        budget.spend(walk(state, moves, begun))
         if state[REG][BEST] < told:
             told = state[REG][BEST]
             sequence, fused = (np.asarray(state[row][: case.nodes]) for row in (BEST_SEQUENCE, BEST_FUSED))
             hand(Found(int(told), sequence.astype(np.int32), fused.astype(np.int8)))
 
 
+def _anneal_parts(task: AnnealParts, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.parts import anneal_parts
+
+    anneal_parts(task, case, budget, hand)
+
+
 def _shrink(task: Shrink, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
     from zbsolve.solver.smaller import stretched
 
-    for found in stretched(case, budget, task.seed):
+    for found in stretched(case, task, budget):
         hand(found)
+
+
+def _tune(task: Tune, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.tuning import tune
+
+    tune(task, case, budget, hand)
+
+
+def _repeat(task: Repeat, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    from zbsolve.solver.rhythm import Rhythm, find_rhythm, read_beat, unroll
+
+    fused = case.forms.flags(lambda s, j: s in case.forms.cheap)
+    beat = read_beat(case.arrays, fused)
+    if beat is None:
+        return
+    rhythms: list[Rhythm] = []
+    part = budget.part(_RHYTHM)
+    work = find_rhythm(
+        beat,
+        task.size,
+        most=task.value_ns * task.size // (case.problem.microbatches * beat.unit_ns),
+        seconds=_PUNCTUAL * part.seconds_left,
+        deterministic=_deterministic(part),
+        seed=task.seed,
+        on_rhythm=rhythms.append,
+    )
+    budget.spend(int(work * STEPS_PER_DETERMINISTIC_SECOND))
+    found = case.read_open(unroll(rhythms[-1], beat, case.problem.microbatches), fused) if rhythms else None
+    if found is None:
+        return
+    hand(found)
+    for left, first in zip(range(len(_RAMPS), 0, -1), _RAMPS, strict=True):
+        _anneal(
+            Anneal(
+                sequence=found.sequence,
+                fused=found.fused,
+                first=first * case.problem.placement.ranks / case.nodes,
+                ratio=1 / 30,
+                target_ns=task.target_ns,
+                length=Length(),
+                seed=task.seed + left,
+            ),
+            case,
+            budget.part(1 / left),
+            hand,
+        )
 
 
 def _graph_form(task: Prove | Rearrange, case: Case) -> tuple[Arrays, list[int]]:

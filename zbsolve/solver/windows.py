@@ -30,7 +30,7 @@ __all__ = ["Windows", "climb"]
 _FIRST_STEP = 200
 """What part of the least it is first tried to raise it by."""
 
-_FIRST_PATIENCE = 1.0
+_FIRST_PATIENCE = 0.1
 """Deterministic time for one question in the first round."""
 
 
@@ -134,7 +134,7 @@ def climb(windows: Windows, *, longest: int, limits: Callable[[float], Limits]) 
         Gives the limits of a question, from the deterministic time that the round grants it.
     """
     patience, in_flight = _FIRST_PATIENCE, windows.line.ranks[windows.mark].in_flight
-    longest_suffix = min(longest, 2 * in_flight)  # a sum has many prefixes and one suffix
+    longest_suffix = min(longest, in_flight)  # a sum has many prefixes and one suffix
     while True:
         failures = asked = 0
         for kind, size in windows.steps(longest, longest_suffix):
@@ -146,4 +146,4 @@ def climb(windows: Windows, *, longest: int, limits: Callable[[float], Limits]) 
                 break
         if not asked and longest_suffix == longest:
             return
-        patience, longest_suffix = 4 * patience, longest
+        patience, longest_suffix = 4 * patience, min(longest, longest_suffix + in_flight)

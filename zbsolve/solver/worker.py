@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any, BinaryIO
 
-from zbsolve.solver.compiled import compiled
+from zbsolve.solver.compiled import compiled, plain
 from zbsolve.solver.tasks import Case, Find, run
 
 __all__ = ["main", "read_message", "write_message"]
@@ -45,21 +45,29 @@ def read_message(stream: BinaryIO) -> Any:
 
 
 def main() -> None:
-    """Read a problem, then (number, wall-clock end, task) until the other side closes; write (number, find)."""
+    """Read a problem, then tasks until the other side closes; write (number, find).
+
+    A task comes as (number, end by the clock on the wall, task, whether compiled kernels may be used).
+    """
     # an interrupt at the terminal reaches the whole group; the parent decides when workers end
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb")
     # what a native library prints must not mix with messages
     os.dup2(2, 1)
     problem, network = read_message(sys.stdin.buffer)
-    case = Case(problem, compiled(), network)
+    cases: dict[bool, Case] = {}
     while True:
         try:
-            number, end, task = read_message(sys.stdin.buffer)
+            number, end, task, fast = read_message(sys.stdin.buffer)
         except EOFError:
             return
 
         def hand(find: Find, number: int = number) -> None:
-            write_message(out, (number, find))
+            try:
+                write_message(out, (number, find))
+            except BrokenPipeError:
+                os._exit(0)  # nobody waits for it any more
 
-        hand(run(task, case, time.perf_counter() + (end - time.time()), hand))
+        if fast not in cases:
+            cases[fast] = Case(problem, compiled() if fast else plain(), network)
+        hand(run(task, cases[fast], time.perf_counter() + (end - time.time()), hand))

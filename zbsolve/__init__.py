@@ -6,9 +6,12 @@ The names below are the public interface. Importing them loads none of the heavy
 
 from __future__ import annotations
 
+from zbsolve.analysis.compare import Compared, compare
 from zbsolve.analysis.explain import Explanation, explain
 from zbsolve.analysis.jitter import Blame, Jittered, under_jitter
 from zbsolve.analysis.robust import RobustSolution, solve_robust
+from zbsolve.analysis.sweep import SweepOutcome, SweepPoint, sweep
+from zbsolve.analysis.whatif import Effort
 from zbsolve.bounds import lower_bound, lower_bounds
 from zbsolve.catalog import Schedule, baseline, schedules
 from zbsolve.check import check, violations
@@ -45,6 +48,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Blame",
     "Bound",
+    "Compared",
+    "Effort",
     "Explanation",
     "FileFormatError",
     "Infeasible",
@@ -75,6 +80,8 @@ __all__ = [
     "SolverRecord",
     "StageCost",
     "StageSpread",
+    "SweepOutcome",
+    "SweepPoint",
     "TimedOp",
     "Timetable",
     "Violation",
@@ -82,6 +89,7 @@ __all__ = [
     "__version__",
     "baseline",
     "check",
+    "compare",
     "explain",
     "lower_bound",
     "lower_bounds",
@@ -94,6 +102,7 @@ __all__ = [
     "simulate",
     "solve",
     "solve_robust",
+    "sweep",
     "under_jitter",
     "violations",
     "write_perfetto",

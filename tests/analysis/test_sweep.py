@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from zbsolve.analysis.processes import Crew
-from zbsolve.analysis.sweep import Outcome, Point, chains, neighbours_help, sweep
+from zbsolve.analysis.sweep import SweepOutcome, SweepPoint, chains, neighbours_help, sweep
 from zbsolve.analysis.whatif import Effort
 from zbsolve.check import violations
 from zbsolve.errors import InvalidInput, RunError
@@ -29,7 +29,7 @@ STAGES = tuple(
 )
 
 
-def point(memory: str, microbatches: int = 6, placement: Placement | None = None, name: str = "linear") -> Point:
+def point(memory: str, microbatches: int = 6, placement: Placement | None = None, name: str = "linear") -> SweepPoint:
     limit = None if memory == "unlimited" else memory
     problem = Problem(
         profile=Profile(stages=STAGES),
@@ -37,14 +37,14 @@ def point(memory: str, microbatches: int = 6, placement: Placement | None = None
         microbatches=microbatches,
         memory_limit=limit,
     )
-    return Point(placement=name, memory=memory, problem=problem)
+    return SweepPoint(placement=name, memory=memory, problem=problem)
 
 
 GRID = [point(memory) for memory in ("1x", "0.1x", "0.5x", "0.75x", "unlimited")]
 GRID += [point(memory, placement=Placement.v(2), name="v") for memory in ("0.5x", "1x")]
 
 
-def facts(outcomes: tuple[Outcome, ...]) -> list[object]:
+def facts(outcomes: tuple[SweepOutcome, ...]) -> list[object]:
     return [(o.point.memory, o.status, o.solution and replace(o.solution, seconds=0.0)) for o in outcomes]
 
 
@@ -72,7 +72,7 @@ def test_interrupted_and_continued_gives_the_same(after):
     whole = facts(sweep(GRID, EFFORT))
     kept = {}
 
-    def note(outcome: Outcome) -> None:
+    def note(outcome: SweepOutcome) -> None:
         if len(kept) == after:
             raise KeyboardInterrupt
         if outcome.solution is not None:

@@ -24,13 +24,13 @@ from zbsolve.problem import Problem
 from zbsolve.solution import Solution, Status
 from zbsolve.timetable import Timetable
 
-__all__ = ["FrontierStatus", "Outcome", "Point", "chains", "neighbours_help", "solve_point", "sweep"]
+__all__ = ["FrontierStatus", "SweepOutcome", "SweepPoint", "chains", "neighbours_help", "solve_point", "sweep"]
 
 FrontierStatus = Status | Literal["infeasible", "nothing found"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SweepPoint:
     """One question of a sweep.
 
     Parameters
@@ -47,7 +47,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SweepOutcome:
     """The answer.
 
     Parameters
@@ -60,12 +60,12 @@ class Outcome:
         The best found.
     """
 
-    point: Point
+    point: SweepPoint
     status: FrontierStatus
     solution: Solution | None = None
 
 
-def chains(points: Iterable[Point]) -> tuple[tuple[Point, ...], ...]:
+def chains(points: Iterable[SweepPoint]) -> tuple[tuple[SweepPoint, ...], ...]:
     """Points in the order in which they are solved: chains of neighbours, each from the least to the most.
 
     Raises
@@ -74,7 +74,7 @@ def chains(points: Iterable[Point]) -> tuple[tuple[Point, ...], ...]:
         If two points are the same.
     """
     given = list(points)
-    seen: dict[str, Point] = {}
+    seen: dict[str, SweepPoint] = {}
     for point in given:
         twin = seen.setdefault(point.problem.digest, point)
         if twin is not point:
@@ -82,7 +82,7 @@ def chains(points: Iterable[Point]) -> tuple[tuple[Point, ...], ...]:
                 f"two points of the sweep are the same: {_name(twin)} and {_name(point)}; leave one of them out"
             )
     several = len({point.memory for point in given}) > 1
-    found: dict[object, list[Point]] = {}
+    found: dict[object, list[SweepPoint]] = {}
     for point in given:
         problem = point.problem
         key = (point.placement, problem.placement, problem.microbatches if several else point.memory)
@@ -91,13 +91,13 @@ def chains(points: Iterable[Point]) -> tuple[tuple[Point, ...], ...]:
 
 
 def sweep(
-    points: Iterable[Point],
+    points: Iterable[SweepPoint],
     effort: Effort,
     *,
     jobs: int = 1,
     known: Mapping[str, Solution] | None = None,
-    on_outcome: Callable[[Outcome], None] | None = None,
-) -> tuple[Outcome, ...]:
+    on_outcome: Callable[[SweepOutcome], None] | None = None,
+) -> tuple[SweepOutcome, ...]:
     """Solve all points.
 
     Parameters
@@ -142,7 +142,7 @@ def sweep(
     return tuple(by_digest[point.problem.digest] for point in given)
 
 
-def solve_point(point: Point, start: Timetable | None, effort: Effort) -> Outcome:
+def solve_point(point: SweepPoint, start: Timetable | None, effort: Effort) -> SweepOutcome:
     """Solve one point, from a neighbour's timetable."""
     from zbsolve.solver import solve
 
@@ -156,27 +156,30 @@ def solve_point(point: Point, start: Timetable | None, effort: Effort) -> Outcom
             start=start,
         )
     except Infeasible:
-        return Outcome(point=point, status="infeasible")
+        return SweepOutcome(point=point, status="infeasible")
     except NothingFound:
-        return Outcome(point=point, status="nothing found")
-    return Outcome(point=point, status=solution.status, solution=solution)
+        return SweepOutcome(point=point, status="nothing found")
+    return SweepOutcome(point=point, status=solution.status, solution=solution)
 
 
 class _Chain:
     """A chain on its way."""
 
     def __init__(
-        self, points: Sequence[Point], known: Mapping[str, Solution], on_outcome: Callable[[Outcome], None] | None
+        self,
+        points: Sequence[SweepPoint],
+        known: Mapping[str, Solution],
+        on_outcome: Callable[[SweepOutcome], None] | None,
     ) -> None:
         self.points, self.known, self.on_outcome = points, known, on_outcome
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[SweepOutcome] = []
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: SweepOutcome) -> None:
         self.outcomes.append(outcome)
         if self.on_outcome is not None:
             self.on_outcome(outcome)
 
-    def pending(self) -> Iterator[Point]:
+    def pending(self) -> Iterator[SweepPoint]:
         """The next point, once those that are known are noted; none at the end."""
         while len(self.outcomes) < len(self.points):
             point = self.points[len(self.outcomes)]
@@ -184,7 +187,7 @@ class _Chain:
             if solution is None:
                 yield point
                 return
-            self.add(Outcome(point=point, status=solution.status, solution=solution))
+            self.add(SweepOutcome(point=point, status=solution.status, solution=solution))
 
     @property
     def start(self) -> Timetable | None:
@@ -198,9 +201,9 @@ def _next(line: _Chain, crew: Crew, effort: Effort) -> None:
         crew.submit(id(line), solve_point, point, line.start, effort)
 
 
-def neighbours_help(chain: Sequence[Outcome]) -> tuple[Outcome, ...]:
+def neighbours_help(chain: Sequence[SweepOutcome]) -> tuple[SweepOutcome, ...]:
     """Hand bounds and timetables down a chain from much memory to little, where they hold."""
-    helped: list[Outcome] = []
+    helped: list[SweepOutcome] = []
     for outcome in reversed(chain):
         for larger in helped:  # the one with the most memory first
             if outcome.solution is not None and larger.solution is not None and _holds(larger.point, outcome.point):
@@ -209,14 +212,14 @@ def neighbours_help(chain: Sequence[Outcome]) -> tuple[Outcome, ...]:
     return tuple(reversed(helped))
 
 
-def _holds(larger: Point, point: Point) -> bool:
+def _holds(larger: SweepPoint, point: SweepPoint) -> bool:
     """Whether the two ask the same but for memory, of which the first has no less on any rank."""
     more, less = larger.problem.limit_bytes, point.problem.limit_bytes
     same = replace(larger.problem, memory_limit=None) == replace(point.problem, memory_limit=None)
     return same and all(a is None or (b is not None and b <= a) for a, b in zip(more, less, strict=True))
 
 
-def _helped(outcome: Outcome, own: Solution, larger: Solution) -> Outcome:
+def _helped(outcome: SweepOutcome, own: Solution, larger: Solution) -> SweepOutcome:
     problem = outcome.point.problem
     if larger.value_ns < own.value_ns and all(
         limit is None or peak <= limit
@@ -234,11 +237,11 @@ def _helped(outcome: Outcome, own: Solution, larger: Solution) -> Outcome:
     return replace(outcome, status=status, solution=own)
 
 
-def _size(point: Point) -> tuple[float, int]:
+def _size(point: SweepPoint) -> tuple[float, int]:
     """Little memory before much, few microbatches before many."""
     limits = point.problem.limit_bytes
     return (float("inf") if None in limits else float(sum(limit or 0 for limit in limits)), point.problem.microbatches)
 
 
-def _name(point: Point) -> str:
+def _name(point: SweepPoint) -> str:
     return f"{point.placement}, {point.problem.microbatches} microbatches, memory {point.memory}"

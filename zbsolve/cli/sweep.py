@@ -21,7 +21,7 @@ from zbsolve.errors import FileFormatError
 from zbsolve.units import counted, format_bytes, format_ns
 
 if TYPE_CHECKING:
-    from zbsolve.analysis.sweep import Outcome, Point
+    from zbsolve.analysis.sweep import SweepOutcome, SweepPoint
     from zbsolve.problem import Objective
     from zbsolve.profile import Profile
     from zbsolve.solution import Solution
@@ -113,9 +113,9 @@ def sweep(
         timetables = str(Path(output).with_suffix("")) + "-timetables"
     folder = None if timetables is None else _folder(timetables)
     known = {} if folder is None else _known(points, folder)
-    done: list[Outcome] = []
+    done: list[SweepOutcome] = []
 
-    def note(outcome: Outcome) -> None:
+    def note(outcome: SweepOutcome) -> None:
         done.append(outcome)
         digest = outcome.point.problem.digest
         if outcome.solution is not None and digest not in known:
@@ -151,8 +151,8 @@ def _cpus() -> int:
 
 def _points(
     profile: Profile, microbatches: str, memory: str, placements: tuple[str, ...], asked: dict[str, Any]
-) -> list[Point]:
-    from zbsolve.analysis.sweep import Point
+) -> list[SweepPoint]:
+    from zbsolve.analysis.sweep import SweepPoint
     from zbsolve.cli._problem import check_placement
 
     many, sizes = numbers("--microbatches", microbatches), limits(memory)
@@ -173,7 +173,7 @@ def _points(
                 rank_factors=asked["rank_factors"],
                 forward_only=asked["forward_only"],
             ).problem(profile)
-            found += [Point(placement=placement, memory=size, problem=with_memory(base, size)) for size in sizes]
+            found += [SweepPoint(placement=placement, memory=size, problem=with_memory(base, size)) for size in sizes]
     return found
 
 
@@ -187,7 +187,7 @@ def _folder(path: str) -> Path:
     return folder
 
 
-def _known(points: Sequence[Point], folder: Path) -> dict[str, Solution]:
+def _known(points: Sequence[SweepPoint], folder: Path) -> dict[str, Solution]:
     """What an earlier sweep has left, judged anew."""
     from zbsolve.files import solution_of
 
@@ -214,7 +214,7 @@ def _keep(solution: Solution, folder: Path | None) -> None:
             write_atomic(folder / f"{solution.digest}{SUFFIX}", timetable_bytes(solution))
 
 
-def _one_line(outcome: Outcome) -> str:
+def _one_line(outcome: SweepOutcome) -> str:
     point, solution = outcome.point, outcome.solution
     name = f"{point.placement}, {counted(point.problem.microbatches, 'microbatch')}, {point.memory}"
     if solution is None:
@@ -222,7 +222,7 @@ def _one_line(outcome: Outcome) -> str:
     return inert(f"{name}: {format_ns(solution.value_ns)}, gap {solution.gap:.2%}")
 
 
-def _table(outcomes: Sequence[Outcome]) -> Any:
+def _table(outcomes: Sequence[SweepOutcome]) -> Any:
     made = table("placement", "microbatches", "memory", "limit", "period", "makespan", "bubble", "peak", "gap")
     for outcome in outcomes:
         point, solution = outcome.point, outcome.solution

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from zbsolve.analysis.sweep import Outcome
+from zbsolve.analysis.sweep import SweepOutcome
 from zbsolve.disk import write_atomic
 from zbsolve.draw import colours
 from zbsolve.draw.figure import PNG_DPI, STYLE
@@ -35,7 +35,7 @@ _UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0))
 _SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
-def draw_frontier(outcomes: Sequence[Outcome], path: str | Path) -> Path:
+def draw_frontier(outcomes: Sequence[SweepOutcome], path: str | Path) -> Path:
     """Draw a sweep into a file.
 
     Parameters
@@ -60,7 +60,7 @@ def draw_frontier(outcomes: Sequence[Outcome], path: str | Path) -> Path:
     return target
 
 
-def render_frontier(outcomes: Sequence[Outcome], form: str) -> bytes:
+def render_frontier(outcomes: Sequence[SweepOutcome], form: str) -> bytes:
     """Draw a sweep as the bytes of an SVG or PNG file."""
     if not any(outcome.solution for outcome in outcomes):
         raise InvalidInput("nothing to draw: no point of the sweep has a timetable")
@@ -84,13 +84,13 @@ def render_frontier(outcomes: Sequence[Outcome], form: str) -> bytes:
     return buffer.getvalue()
 
 
-def _draw(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+def _draw(axes: Axes, outcomes: Sequence[SweepOutcome]) -> None:
     several = len({outcome.point.memory for outcome in outcomes}) > 1
     place, label = _places(outcomes) if several else ([float(o.point.problem.microbatches) for o in outcomes], None)
     objective = outcomes[0].point.problem.objective
     greatest = max(o.solution.value_ns for o in outcomes if o.solution)
     unit, size = next((u, s) for u, s in _UNITS if greatest >= s or s == 1.0)
-    lines: dict[str, list[tuple[float, Outcome]]] = {}
+    lines: dict[str, list[tuple[float, SweepOutcome]]] = {}
     for x, outcome in zip(place, outcomes, strict=True):
         lines.setdefault(_line(outcome, several), []).append((x, outcome))
     for number, (name, points) in enumerate(lines.items()):
@@ -125,13 +125,13 @@ def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float
     return [x for x, _ in points], [y for _, y in points]
 
 
-def _line(outcome: Outcome, several: bool) -> str:
+def _line(outcome: SweepOutcome, several: bool) -> str:
     problem = outcome.point.problem
     name = f"{clean(outcome.point.placement)} on {counted(problem.placement.ranks, 'rank')}"
     return f"{name}, {counted(problem.microbatches, 'microbatch')}" if several else f"{name}, {outcome.point.memory}"
 
 
-def _places(outcomes: Sequence[Outcome]) -> tuple[list[float], str]:
+def _places(outcomes: Sequence[SweepOutcome]) -> tuple[list[float], str]:
     """Where each limit stands on the axis; unlimited stands a step beyond the last."""
     times = [_TIMES.fullmatch(outcome.point.memory) for outcome in outcomes]
     found: list[float | None]

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from zbsolve.analysis.sweep import Outcome
+from zbsolve.analysis.sweep import SweepOutcome
 
 __all__ = ["COLUMNS", "outcome_fields", "sweep_csv"]
 
@@ -32,7 +32,7 @@ COLUMNS = (
 )
 
 
-def outcome_fields(outcome: Outcome) -> dict[str, object]:
+def outcome_fields(outcome: SweepOutcome) -> dict[str, object]:
     """The fields of a point: its question, and its answer where there is one (else None).
 
     Limit and peak are those of the fullest rank.
@@ -66,7 +66,7 @@ def outcome_fields(outcome: Outcome) -> dict[str, object]:
     return {column: asked.get(column) for column in COLUMNS}
 
 
-def sweep_csv(outcomes: Sequence[Outcome]) -> bytes:
+def sweep_csv(outcomes: Sequence[SweepOutcome]) -> bytes:
     """A sweep as the bytes of a CSV file; what there is not is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

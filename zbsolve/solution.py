@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from zbsolve.timetable import Timetable
 from zbsolve.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Bound", "Metrics", "Solution", "Status", "relative_gap"]
 
@@ -96,6 +99,16 @@ class Solution:
     seed: int
     method: str
     digest: str
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The timetable as a pandas data frame, see `Timetable.to_dataframe`."""
+        return self.timetable.to_dataframe()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from zbsolve.draw.notebook import solution_html
+
+        return solution_html(self)
 
     def __str__(self) -> str:
         problem = self.timetable.problem

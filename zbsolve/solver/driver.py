@@ -142,8 +142,12 @@ def solve_without(
     workers: int | None = None,
     start: Order | Timetable | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_pool: Callable[[Pool], None] | None = None,
 ) -> Solution:
-    """`solve` with some arms (see `zbsolve.solver.director.ARMS`) left out, to see what they are good for."""
+    """`solve` with some arms (see `zbsolve.solver.director.ARMS`) left out, to see what they are good for.
+
+    `on_pool` is handed the orders that the search met, when it has ended.
+    """
     started = time.perf_counter()
     _check_arguments(time_limit_s, work_limit, gap, workers)
     effort = int(min(MAX_EFFORT, _EFFORT_A_SECOND * time_limit_s))
@@ -170,7 +174,10 @@ def solve_without(
     fuse_until = started + time_limit_s - timing
     if time.perf_counter() + 0.5 * _FUSING * read > fuse_until:
         fuse_until = 0.0
-    return _solution(problem, incumbent, started, seed, fuse_until)
+    solution = _solution(problem, incumbent, started, seed, fuse_until)
+    if on_pool is not None:
+        on_pool(pool)
+    return solution
 
 
 def _check_arguments(time_limit_s: float, work_limit: int | None, gap: float, workers: int | None) -> None:

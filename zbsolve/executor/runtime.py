@@ -27,6 +27,7 @@ import torch
 from zbsolve.errors import InvalidInput
 from zbsolve.executor.building import building, settings_shown, timetable_named
 from zbsolve.executor.crew import Crew
+from zbsolve.executor.desk import StageWork
 from zbsolve.executor.feed import Feed
 from zbsolve.executor.finite import Mode, NonFinite
 from zbsolve.executor.microbatches import cut_for, given, joined, merged, reduced, shared
@@ -182,10 +183,13 @@ class Pipeline:
             "timetable": timetable_named(self.timetable, (lowered.rows, chain, early)),
             "settings": settings_shown(settings),
         }
-        with building(self.transport, named):
-            endpoints = self.transport.endpoints()
-            numbers = [placement.stages_of(e.rank) for e in endpoints]
-            held = stages_of_ranks(stages, placement.stages, numbers, threads=threads and transport is None)
+
+        def hold() -> list[dict[int, StageWork]]:
+            numbers = [placement.stages_of(e.rank) for e in self.transport.endpoints()]
+            return stages_of_ranks(stages, placement.stages, numbers, threads=threads and transport is None)
+
+        with building(self.transport, named, hold):
+            endpoints, held = self.transport.endpoints(), hold()
             self.ranks = tuple(
                 Rank(
                     endpoint,

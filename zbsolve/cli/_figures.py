@@ -59,6 +59,8 @@ def metrics_fields(problem: Problem, metrics: Metrics) -> dict[str, object]:
 
 def solution_fields(solution: Solution) -> dict[str, object]:
     """A timetable with its proof."""
+    from zbsolve.solution import recomputed
+
     problem = solution.timetable.problem
     return {
         "status": solution.status,
@@ -70,6 +72,7 @@ def solution_fields(solution: Solution) -> dict[str, object]:
         "method": solution.method,
         "seconds": solution.seconds,
         "seed": solution.seed,
+        **({"recomputed": recomputed(solution.timetable.order)} if "recompute" in problem.allow else {}),
         **problem_fields(problem),
     }
 

@@ -43,9 +43,17 @@ class StageWork(Protocol):
     module: torch.nn.Module
 
     def forward(
-        self, key: int, *inputs: Any, split: bool = True, finish: Callable[[Any], Any] | None = None
+        self,
+        key: int,
+        *inputs: Any,
+        split: bool = True,
+        finish: Callable[[Any], Any] | None = None,
+        checkpoint: bool = False,
     ) -> tuple[Any, ...]:
         """Run the module on a microbatch; outputs are detached and say whether they want a gradient."""
+
+    def recompute(self, key: int) -> None:
+        """Run it once more, where it has kept a checkpoint alone."""
 
     def backward_input(self, key: int, grad_outputs: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of the inputs."""
@@ -182,6 +190,7 @@ def training_program(
     program = Program(desk=desk)
     row = lowered.rows[rank]
     fused = {(a.op.stage, a.op.microbatch) for a in row if a.do is Do.COMPUTE and a.op.kind is Kind.BACKWARD}
+    again = {(a.op.stage, a.op.microbatch) for a in row if a.do is Do.COMPUTE and a.op.kind is Kind.RECOMPUTE}
     entering, leaving = _ends(lowered, rank)
     joined = _joined(row, leaving)
     whole = fused | joined
@@ -200,11 +209,13 @@ def training_program(
             look = after_forward(op.stage)
             return _forward(
                 desk, at, mark, op.stage, stage, key, into, out,
-                split=split, finish=finish, behind=behind, look=look,
+                split=split, checkpoint=(op.stage, key) in again, finish=finish, behind=behind, look=look,
             )  # fmt: skip
+        if op.kind is Kind.RECOMPUTE:
+            return _alone(desk, at, mark, stage.recompute, key)
         together = (op.stage, key) in joined
         if op.kind is Kind.BACKWARD_WEIGHT:
-            return _done_with_input(desk, at) if together else _backward_weight(desk, at, mark, stage, key)
+            return _done_with_input(desk, at) if together else _alone(desk, at, mark, stage.backward_weight, key)
         run = stage.backward_input if op.kind is Kind.BACKWARD_INPUT and not together else stage.backward
         ahead = None if out is None else boundaries[out]
         behind = None if into is None else boundaries[into]
@@ -345,19 +356,21 @@ def _forward(
     out: int | None,
     *,
     split: bool,
+    checkpoint: bool,
     finish: Callable[[Any], Any] | None,
     behind: Boundary | None,
     look: AfterForward | None,
 ) -> Call:
     letters, marks, run = desk.mail, desk.marks, stage.forward
     source, place = (desk.inputs, key) if into is None else (letters, into)
+    kept = {"checkpoint": True} if checkpoint else {}
 
     def forward() -> None:
         inputs = source[place]
         if source is letters:
             source[place] = None
         marks[at] = mark()
-        outputs = run(key, *inputs, split=split, finish=finish)
+        outputs = run(key, *inputs, split=split, finish=finish, **kept)
         marks[at + 1] = mark()
         if look is not None:
             look(key, inputs, outputs if finish is None else (desk.losses[key],), finish is not None)
@@ -409,15 +422,16 @@ def _backward(
     return backward
 
 
-def _backward_weight(desk: Desk, at: int, mark: Mark, stage: StageWork, key: int) -> Call:
-    marks, run = desk.marks, stage.backward_weight
+def _alone(desk: Desk, at: int, mark: Mark, run: Callable[[int], None], key: int) -> Call:
+    """What takes nothing in and hands nothing on."""
+    marks = desk.marks
 
-    def backward_weight() -> None:
+    def alone() -> None:
         marks[at] = mark()
         run(key)
         marks[at + 1] = mark()
 
-    return backward_weight
+    return alone
 
 
 def _done_with_input(desk: Desk, at: int) -> Call:

@@ -10,7 +10,7 @@ from zbsolve.ops import Kind
 from zbsolve.timetable import Order, Timetable
 from zbsolve.units import format_bytes, format_ns
 
-__all__ = ["Bound", "Metrics", "Solution", "Status", "recomputed"]
+__all__ = ["Bound", "Metrics", "Solution", "Status", "recomputed", "recomputed_in_words"]
 
 Status = Literal["optimal", "feasible"]
 
@@ -104,21 +104,20 @@ class Solution:
                 f"{format_bytes(peak)}" + ("" if limit is None else f" of {format_bytes(limit)}")
                 for peak, limit in zip(self.metrics.peak_bytes, problem.limit_bytes, strict=True)
             ),
-            *self._again(),
+            *([f"recompute  {again}"] if (again := recomputed_in_words(self.timetable)) else []),
             f"found by   {self.method} in {self.seconds:.1f} s, seed {self.seed}",
         ]
         return "\n".join(lines)
-
-    def _again(self) -> list[str]:
-        count = recomputed(self.timetable.order)
-        if not count:
-            return []
-        of = self.timetable.problem.microbatches
-        told = [f"stage {stage} ({'all' if times == of else times} of {of})" for stage, times in count.items()]
-        return ["recompute  " + ", ".join(told)]
 
 
 def recomputed(order: Order) -> dict[int, int]:
     """By stage for how many microbatches an order computes the forward again; without those where it never does."""
     count = Counter(op.stage for row in order.rows for op in row if op.kind is Kind.RECOMPUTE)
     return dict(sorted(count.items()))
+
+
+def recomputed_in_words(timetable: Timetable) -> str:
+    """The same for people, such as "stage 0 (all of 8), stage 1 (3 of 8)"."""
+    of = timetable.problem.microbatches
+    count = recomputed(timetable.order)
+    return ", ".join(f"stage {stage} ({'all' if times == of else times} of {of})" for stage, times in count.items())

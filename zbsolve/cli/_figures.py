@@ -104,6 +104,8 @@ def grid(rows: list[tuple[str, str]]) -> Table:
 
 def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None, published: str | None = None) -> Table:
     """Everything there is to tell of one timetable; a published schedule was not searched for, and says its name."""
+    from zbsolve.solution import recomputed_in_words
+
     rows = []
     if published is not None:
         rows.append(("schedule", published))
@@ -120,6 +122,8 @@ def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None, p
         rows.append(("gap", f"{proof.gap:.2%}"))
     rows.append(("bubble", f"{metrics.bubble:.4f} = {metrics.bubble_formula}"))
     rows += _memory_rows(problem, metrics)
+    if proof is not None and (again := recomputed_in_words(proof.timetable)):
+        rows.append(("recompute", again))
     if proof is not None and published is None:
         rows.append(("found by", f"{proof.method} in {proof.seconds:.1f} s, seed {proof.seed}"))
     return grid(rows)

@@ -25,6 +25,7 @@ import torch
 from zbsolve.errors import RunError
 from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.cutoff import stops, warn_if_cut_off, warn_of_stop
+from zbsolve.executor.split import DRAWING
 from zbsolve.executor.transports.protocol import Mail, Tensors
 from zbsolve.lowering import Action, Do, Lowered
 from zbsolve.ops import Kind, Op
@@ -191,6 +192,7 @@ def training_program(
     row = lowered.rows[rank]
     fused = {(a.op.stage, a.op.microbatch) for a in row if a.do is Do.COMPUTE and a.op.kind is Kind.BACKWARD}
     again = {(a.op.stage, a.op.microbatch) for a in row if a.do is Do.COMPUTE and a.op.kind is Kind.RECOMPUTE}
+    alone = any(a.do is Do.COMPUTE and a.op.kind is Kind.RECOMPUTE for other in lowered.rows for a in other)
     entering, leaving = _ends(lowered, rank)
     joined = _joined(row, leaving)
     whole = fused | joined
@@ -209,7 +211,7 @@ def training_program(
             look = after_forward(op.stage)
             return _forward(
                 desk, at, mark, op.stage, stage, key, into, out,
-                split=split, checkpoint=(op.stage, key) in again, finish=finish, behind=behind, look=look,
+                split=split, checkpoint=(op.stage, key) in again, alone=alone, finish=finish, behind=behind, look=look,
             )  # fmt: skip
         if op.kind is Kind.RECOMPUTE:
             return _alone(desk, at, mark, stage.recompute, key)
@@ -357,6 +359,7 @@ def _forward(
     *,
     split: bool,
     checkpoint: bool,
+    alone: bool,
     finish: Callable[[Any], Any] | None,
     behind: Boundary | None,
     look: AfterForward | None,
@@ -364,6 +367,8 @@ def _forward(
     letters, marks, run = desk.mail, desk.marks, stage.forward
     source, place = (desk.inputs, key) if into is None else (letters, into)
     kept = {"checkpoint": True} if checkpoint else {}
+    if alone:
+        run = _drawing_alone(run)
 
     def forward() -> None:
         inputs = source[place]
@@ -420,6 +425,16 @@ def _backward(
             warn_of_stop(number)
 
     return backward
+
+
+def _drawing_alone(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Not while a rank of this process computes a forward again: they draw from one generator."""
+
+    def drawing_alone(*inputs: Any, **how: Any) -> Any:
+        with DRAWING:
+            return run(*inputs, **how)
+
+    return drawing_alone
 
 
 def _alone(desk: Desk, at: int, mark: Mark, run: Callable[[int], None], key: int) -> Call:

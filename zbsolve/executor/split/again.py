@@ -11,8 +11,8 @@ The first run is watched by autograd, as only so the outputs know whether they w
 that it would save is let go at once. The second run leaves the random numbers and the buffers (running means,
 counters) as it found them: a microbatch counts once.
 
-Ranks may be threads of one process, which draw from one generator. So checkpointed runs hold a lock; where none
-is made, none is taken.
+Ranks may be threads of one process, which draw from one generator. So these runs hold a lock, and so do the other
+forwards of a schedule with any of them.
 """
 
 from __future__ import annotations
@@ -99,11 +99,10 @@ def nothing_saved(name: str) -> Iterator[None]:
 @contextmanager
 def as_before(module: nn.Module) -> Iterator[None]:
     """Context after which the buffers of a module hold what they held before it."""
-    kept = [(buffer, buffer._version, buffer.detach().clone()) for buffer in module.buffers()]
+    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, version, value in kept:
-                if buffer._version != version:
-                    buffer.copy_(value)
+        for buffer, value in kept:
+            # as the norms' own kernels write it: autograd, which may have saved the buffer, does not count this
+            buffer.data.copy_(value)

@@ -33,7 +33,7 @@ FILL = {
     Kind.BACKWARD_INPUT: "#F0A30A",
     Kind.BACKWARD_WEIGHT: "#A3DFC2",
     Kind.BACKWARD: "#BD4B2C",
-    Kind.RECOMPUTE: "#7FA8C9",
+    Kind.RECOMPUTE: "#5A99F6",
     Kind.REDUCE_GRADIENT: "#C9A3D4",
     Kind.OPTIMIZER: "#2B2B2B",
 }

@@ -6,10 +6,16 @@ The names below are the public interface. Importing them loads none of the heavy
 
 from __future__ import annotations
 
+from zbsolve.analysis.compare import Compared, compare
 from zbsolve.analysis.explain import Explanation, explain
+from zbsolve.analysis.jitter import Blame, Jittered, under_jitter
+from zbsolve.analysis.robust import RobustSolution, solve_robust
+from zbsolve.analysis.sweep import SweepOutcome, SweepPoint, sweep
+from zbsolve.analysis.whatif import Effort
 from zbsolve.bounds import lower_bound, lower_bounds
 from zbsolve.catalog import Schedule, baseline, schedules
 from zbsolve.check import check, violations
+from zbsolve.draw.progress import ProgressLine
 from zbsolve.draw.report import write_report
 from zbsolve.errors import (
     FileFormatError,
@@ -40,12 +46,16 @@ from zbsolve.timetable import Order, TimedOp, Timetable, Violation
 __version__ = "0.1.0"
 
 __all__ = [
+    "Blame",
     "Bound",
+    "Compared",
+    "Effort",
     "Explanation",
     "FileFormatError",
     "Infeasible",
     "InvalidInput",
     "InvalidTimetable",
+    "Jittered",
     "Kind",
     "Link",
     "LinkOverride",
@@ -62,12 +72,16 @@ __all__ = [
     "Profile",
     "ProfileSource",
     "Progress",
+    "ProgressLine",
+    "RobustSolution",
     "Schedule",
     "ScheduleConditionError",
     "Solution",
     "SolverRecord",
     "StageCost",
     "StageSpread",
+    "SweepOutcome",
+    "SweepPoint",
     "TimedOp",
     "Timetable",
     "Violation",
@@ -75,6 +89,7 @@ __all__ = [
     "__version__",
     "baseline",
     "check",
+    "compare",
     "explain",
     "lower_bound",
     "lower_bounds",
@@ -86,6 +101,9 @@ __all__ = [
     "schedules",
     "simulate",
     "solve",
+    "solve_robust",
+    "sweep",
+    "under_jitter",
     "violations",
     "write_perfetto",
     "write_profile",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from zbsolve.ops import Kind
 from zbsolve.timetable import Order, Timetable
 from zbsolve.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Bound", "Metrics", "Solution", "Status", "recomputed", "recomputed_in_words"]
 
@@ -90,6 +93,16 @@ class Solution:
     seed: int
     method: str
     digest: str
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The timetable as a pandas data frame, see `Timetable.to_dataframe`."""
+        return self.timetable.to_dataframe()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from zbsolve.draw.notebook import solution_html
+
+        return solution_html(self)
 
     def __str__(self) -> str:
         problem = self.timetable.problem

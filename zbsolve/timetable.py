@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Order", "TimedOp", "Timetable", "Violation"]
 
@@ -77,6 +81,30 @@ class Timetable:
         """First start to last end over all ranks, at the planned times."""
         spans = [_span(row) for row in self.rows if row]
         return max((last for _, last in spans), default=0) - min((first for first, _ in spans), default=0)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A pandas data frame with one row an operation, rank by rank in the order of issue.
+
+        Its columns are ``rank, position, kind, stage, chunk, microbatch, route, start_ns, end_ns,
+        duration_ns, held_bytes``, as in ``zbsolve emit --to csv``; operations of the whole iteration
+        have neither microbatch nor route (missing).
+
+        Raises
+        ------
+        MissingExtra
+            If pandas is not installed.
+        OrderError
+            If the rows are no order of the problem.
+        """
+        from zbsolve.interop.tidy import data_frame
+
+        return data_frame(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from zbsolve.draw.notebook import timetable_html
+
+        return timetable_html(self)
 
     def __repr__(self) -> str:
         return (

@@ -21,6 +21,7 @@ __all__ = [
     "parse_bytes",
     "parse_factor",
     "parse_ns",
+    "parse_share",
     "scaled",
     "whole_amount",
 ]
@@ -32,6 +33,7 @@ MAX_FACTOR = 10**6
 """Largest factor by which a duration or a size may be multiplied."""
 
 _FACTOR = re.compile(r"\s*(\d{1,7}(?:\.\d{1,18})?)\s*", re.ASCII)
+_SHARE = re.compile(r"\s*(\d{1,7}(?:\.\d{1,12})?)\s*(%?)\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-zµμ]*)\s*", re.ASCII | re.IGNORECASE)
 
 _NS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
@@ -116,6 +118,20 @@ def parse_factor(value: object, what: str = "a factor", *, error: type[Exception
             f"such as '1.25'; got {_shown(value)}"
         )
     return factor.normalize() if factor % 1 else Decimal(int(factor))  # one spelling for each number
+
+
+def parse_share(text: str, what: str = "a share") -> float:
+    """Read a share of something: ``"5%"``, or ``"0.05"``.
+
+    Raises
+    ------
+    UnitError
+        If it is neither.
+    """
+    match = _SHARE.fullmatch(text)
+    if match is None:
+        raise UnitError(f"{what}: cannot read {_shown(text)}; write a percentage such as '5%', or 0.05")
+    return float(Fraction(match.group(1)) / (100 if match.group(2) else 1))
 
 
 def _digits(value: object) -> str:

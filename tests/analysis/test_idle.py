@@ -90,7 +90,8 @@ def test_every_moment_has_the_cause_that_the_definition_gives_it(table):
 def test_causes_bubbles_and_phases_all_add_up_to_the_idle_time(table):
     network = Network.of(table)
     pieces = idle_times(network)
-    idle = network.ranks * network.value_ns - int(network.graph.duration_ns.sum())
+    computing = network.graph.duration_ns[network.graph.lane < network.ranks]
+    idle = network.ranks * network.value_ns - int(computing.sum())
     assert sum(by_cause(pieces).values()) == idle
     assert sum(by_cause(pieces, rank).get(c, 0) for rank in range(network.ranks) for c in Cause) == idle
     assert sum(bubble.length_ns for bubble in bubbles(network, pieces, most=10_000)) == idle

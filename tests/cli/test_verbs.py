@@ -7,7 +7,16 @@ import shlex
 
 import pytest
 
-from tests.cli.helpers import call, call_json, error_of, put_profile, put_timetable, small_profile, small_timetable
+from tests.cli.helpers import (
+    ROOT,
+    call,
+    call_json,
+    error_of,
+    put_profile,
+    put_timetable,
+    small_profile,
+    small_timetable,
+)
 from zbsolve.check import violations
 from zbsolve.cli import VERBS, main
 from zbsolve.files import read_profile, read_solution_record, read_timetable, schema
@@ -26,6 +35,29 @@ def test_every_verb_has_help_json_and_quiet(verb):
     told = call(*verb.split(), "--help").stdout
     assert "--json" in told
     assert "--quiet" in told
+
+
+@pytest.mark.parametrize("verb", ["", *ALL_VERBS, "profile import"])
+def test_help_keeps_its_lines_and_shows_no_marks(verb):
+    assert "\\b" not in call(*verb.split(), "--help").stdout
+
+
+def test_solve_writes_a_report_beside_the_best_published_schedule(profile, tmp_path):
+    page = tmp_path / "r.html"
+    call("solve", profile, "-m", "3", "--memory", "1x", "--time-limit", "5", "--report", str(page))
+    text = page.read_text()
+    assert "solved" in text
+    assert "zb-h1" in text
+    for path in ("-", profile):
+        error_of(call("solve", profile, "-m", "3", "--report", path, code=2))
+
+
+def test_from_a_trace_of_torchs_profiler_to_a_report_in_two_commands(tmp_path):
+    traces = [str(ROOT / "tests" / "interop" / "fixtures" / f"pipelining.rank{rank}.json.gz") for rank in (0, 1)]
+    mine, page = str(tmp_path / "mine.json"), tmp_path / "report.html"
+    call("profile", "import", *traces, "-o", mine)
+    call("solve", mine, "-m", "8", "--placement", "v", "--work-limit", "200", "--workers", "1", "--report", str(page))
+    assert page.stat().st_size > 10_000
 
 
 def test_the_list_of_verbs_is_complete():
@@ -163,7 +195,7 @@ def test_compare_puts_all_schedules_and_the_solved_one_side_by_side(profile):
     assert rows["solved"]["period_ns"] == 10_000
     table = call("compare", profile, "-m", "3", "--memory", "1x", "--time-limit", "5").stdout
     assert "solved" in table
-    assert "no" in table
+    assert "does not fit: needs" in table
     assert "- where there is no gap: the bound is of timetables that fit" in table
     assert "no gap" not in call("compare", profile, "-m", "3", "--time-limit", "1").stdout
 

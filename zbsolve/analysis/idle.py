@@ -88,10 +88,11 @@ class Idle:
 def windows(network: Network) -> tuple[tuple[int, int], ...]:
     """For each rank the time that it is asked to fill, start and end in ns."""
     value = network.value_ns
-    started = [row[0].start_ns if row else 0 for row in network.timetable.rows]
+    # not always the first of the row: what runs beside the computing may wait for other ranks
+    started = [min((timed.start_ns for timed in row), default=0) for row in network.timetable.rows]
     if network.by_period:
         return tuple((start, start + value) for start in started)
-    first = min((row[0].start_ns for row in network.timetable.rows if row), default=0)
+    first = min((start for start, row in zip(started, network.timetable.rows, strict=True) if row), default=0)
     return ((first, first + value),) * network.ranks
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from zbsolve import __version__
+from zbsolve.cli._about import SHELLS, tell_completion, tell_versions
 from zbsolve.cli._group import VerbGroup
 
 __all__ = ["main"]
@@ -18,6 +18,7 @@ VERBS = {
     "solve": "The best timetable for a profile, with a proven bound and gap.",
     "baseline": "A published schedule on your costs; --list names them.",
     "compare": "Published schedules and the solved one, or timetables, side by side.",
+    "sweep": "The best value over memory limits, microbatches and placements.",
     "check": "Judge a timetable, by its own problem or by another memory limit.",
     "simulate": "Time the order of a timetable again, also under another profile.",
     "explain": "Why a timetable takes as long as it does, and what would help.",
@@ -45,7 +46,17 @@ Exit codes: 0 fine, 1 violations or a failed run, 2 usage or a bad file,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, prog_name="zbsolve", message="%(prog)s %(version)s")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=tell_versions, help="Show versions and exit."
+)
+@click.option(
+    "--completion",
+    type=click.Choice(SHELLS),
+    is_eager=True,
+    expose_value=False,
+    callback=tell_completion,
+    help="Print what makes a shell complete commands and exit.",
+)
 def main() -> None:
     """Find the best timetable for pipeline-parallel training, prove it, check it, hand it on.
 

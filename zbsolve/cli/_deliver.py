@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zbsolve.cli._figures import figures, metrics_fields, problem_fields, solution_fields
@@ -9,6 +10,8 @@ from zbsolve.cli._output import Output
 from zbsolve.errors import InvalidTimetable, NotProvenOptimal
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from zbsolve.solution import Metrics, Solution
     from zbsolve.timetable import Timetable, Violation
 
@@ -42,10 +45,13 @@ def deliver(
     *,
     must_fit: bool = False,
     published: str | None = None,
+    more: Mapping[str, object] | None = None,
+    shown: Sequence[RenderableType] = (),
 ) -> None:
     """Write a timetable if asked to, and tell its figures; one that does not fit its limit is told but not written.
 
-    A `published` schedule, which nobody searched for, is told by its name.
+    A `published` schedule, which nobody searched for, is told by its name. `more` are further fields for
+    JSON, `shown` what people read below the figures.
 
     Raises
     ------
@@ -65,9 +71,9 @@ def deliver(
     if written is not None:
         out.write(written, timetable_bytes(timetable if proof is None else proof))
     if out.as_json:
-        out.data({**fields, "file": written})
+        out.data({**fields, **(more or {}), "file": written})
     else:
-        out.show(figures(timetable.problem, metrics, proof, published))
+        out.show(figures(timetable.problem, metrics, proof, published), *shown)
     if unfit:
         if output is not None:
             out.say(f"nothing was written to {output}: the timetable does not fit the memory limit")

@@ -22,9 +22,12 @@ from zbsolve.cli._text import inert
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Output", "Verb", "colour_wanted", "columns", "output_option", "stdout_to_stderr", "talk_options"]
+__all__ = ["FILE", "Output", "Verb", "colour_wanted", "columns", "output_option", "stdout_to_stderr", "talk_options"]
 
 Verb = Callable[..., Any]
+
+FILE = click.Path(path_type=str)
+"""The type of a file's name: a shell completes it; whoever reads or writes the file says what is wrong with it."""
 
 STDOUT = "-"
 

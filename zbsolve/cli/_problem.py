@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     from zbsolve.problem import Limit, Objective, Problem
     from zbsolve.profile import Profile
 
-__all__ = ["Asked", "Search", "memory_option", "problem_options", "search_options", "seconds_option", "with_memory"]
+__all__ = [
+    "Asked",
+    "Search",
+    "check_placement",
+    "complete_placement",
+    "complete_schedule",
+    "memory_option",
+    "problem_options",
+    "search_options",
+    "seconds_option",
+    "with_memory",
+]
 
 UNLIMITED = "unlimited"
 
@@ -182,9 +193,29 @@ def _divided(stages: int, by: int, what: str) -> int:
     return stages // by
 
 
+def complete_placement(ctx: click.Context, option: click.Parameter, begun: str) -> list[str]:
+    """The placements that a shell may complete to."""
+    return [name for name in _NAMES if name.startswith(begun)]
+
+
+def complete_schedule(ctx: click.Context, option: click.Parameter, begun: str) -> list[str]:
+    """The published schedules that a shell may complete to."""
+    from zbsolve.catalog import schedules
+
+    return [schedule.name for schedule in schedules() if schedule.name.startswith(begun)]
+
+
+def check_placement(text: str) -> None:
+    """Refuse what is no placement: a name, or the rank of every stage."""
+    if text not in _NAMES and not _RANK_LIST.fullmatch(text):
+        raise click.BadParameter(
+            f"{text!r} is none of {', '.join(_NAMES)} and no list of ranks such as 0,1,1,0.", param_hint="'--placement'"
+        )
+
+
 def _check_placement(ctx: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    if text is not None and text not in _NAMES and not _RANK_LIST.fullmatch(text):
-        raise click.BadParameter(f"{text!r} is none of {', '.join(_NAMES)} and no list of ranks such as 0,1,1,0.")
+    if text is not None:
+        check_placement(text)
     return text
 
 
@@ -231,6 +262,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             "--placement",
             metavar="NAME|LIST",
             callback=_check_placement,
+            shell_complete=complete_placement,
             help=f"{', '.join(_NAMES)}, or the rank of every stage such as 0,1,1,0.",
         )
         @click.option(

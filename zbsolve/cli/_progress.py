@@ -11,6 +11,7 @@ import click
 
 from zbsolve.cli._output import Output
 from zbsolve.cli._text import inert
+from zbsolve.draw.progress import describe
 from zbsolve.units import format_ns
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def progress_on_stderr(out: Output) -> Iterator[Callable[[Progress], None] | Non
         waiting, told_at, shown = None, progress.seconds, _figures(progress)
         start, end = (f"{ERASE_LINE}{progress.seconds:6.1f} s", "") if live else (f"{progress.seconds:.1f} s", "\n")
         with suppress(OSError):  # a search goes on where nobody reads of its progress any more
-            click.echo(f"{start}  {describe(progress)}{end}", err=True, nl=False)
+            click.echo(f"{start}  {inert(describe(progress))}{end}", err=True, nl=False)
 
     def listen(progress: Progress) -> None:
         nonlocal waiting
@@ -71,10 +72,3 @@ def _figures(progress: Progress) -> tuple[str, str, str]:
     """Value and bound as they are shown, and what keeps the search waiting."""
     waits = progress.arm if progress.arm.startswith("compiling") else ""
     return format_ns(progress.value_ns), format_ns(progress.lower_bound_ns), waits
-
-
-def describe(progress: Progress) -> str:
-    """One line: incumbent, bound, gap, and who found them."""
-    value, bound, waits = _figures(progress)
-    found = f"best {value} ({progress.method}), bound {bound} ({progress.bound}), gap {progress.gap:.2%}"
-    return inert(f"{found}; {waits}" if waits else found)

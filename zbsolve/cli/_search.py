@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._errors import limits_that_fit
+from zbsolve.cli._jitter import Jitter, now_and_then
 from zbsolve.cli._output import Output
 from zbsolve.cli._problem import Search
 from zbsolve.cli._progress import progress_on_stderr
@@ -16,11 +17,12 @@ from zbsolve.errors import Infeasible, NothingFound, OrderError
 from zbsolve.units import counted
 
 if TYPE_CHECKING:
+    from zbsolve.analysis.robust import RobustSolution
     from zbsolve.problem import Problem
     from zbsolve.solution import Solution
     from zbsolve.timetable import Order, Violation
 
-__all__ = ["no_answer_told", "run_search"]
+__all__ = ["no_answer_told", "run_robust_search", "run_search"]
 
 
 @contextmanager
@@ -95,15 +97,37 @@ def run_search(problem: Problem, search: Search, out: Output) -> Solution:
     """
     from zbsolve.solver import solve
 
+    with _arguments(problem, search, out) as arguments:
+        return solve(problem, **arguments)
+
+
+def run_robust_search(problem: Problem, search: Search, jitter: Jitter, within: float, out: Output) -> RobustSolution:
+    """Solve for the best p95 under jitter; raises what `run_search` does."""
+    from zbsolve.analysis.robust import solve_robust
+
+    with _arguments(problem, search, out) as arguments:
+        return solve_robust(
+            problem,
+            jitter.relative,
+            within=within,
+            trials=jitter.trials,
+            iterations=jitter.iterations,
+            on_choice=now_and_then(out, "candidate"),
+            **arguments,
+        )
+
+
+@contextmanager
+def _arguments(problem: Problem, search: Search, out: Output) -> Iterator[dict[str, Any]]:
+    """What the solver is told, with progress on stderr."""
     start = None if search.start is None else _start(search.start, problem, out)
     with progress_on_stderr(out) as listener:
-        return solve(
-            problem,
-            time_limit_s=search.time_limit_s,
-            work_limit=search.work_limit,
-            gap=search.gap,
-            seed=search.seed,
-            workers=search.workers,
-            start=start,
-            on_progress=listener,
-        )
+        yield {
+            "time_limit_s": search.time_limit_s,
+            "work_limit": search.work_limit,
+            "gap": search.gap,
+            "seed": search.seed,
+            "workers": search.workers,
+            "start": start,
+            "on_progress": listener,
+        }

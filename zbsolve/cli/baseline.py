@@ -11,8 +11,8 @@ import click
 from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import deliver, require_optimal
 from zbsolve.cli._figures import gap_of, table
-from zbsolve.cli._output import Output, output_option, talk_options
-from zbsolve.cli._problem import Asked, Search, problem_options, search_options
+from zbsolve.cli._output import FILE, Output, output_option, talk_options
+from zbsolve.cli._problem import Asked, Search, complete_schedule, problem_options, search_options
 from zbsolve.cli._search import no_answer_told
 from zbsolve.cli._text import inert
 
@@ -30,8 +30,8 @@ SEARCH_OPTIONS = ("time_limit", "work_limit", "gap", "start", "seed", "workers")
 
 
 @click.command()
-@click.argument("name", required=False)
-@click.argument("profile", required=False)
+@click.argument("name", required=False, shell_complete=complete_schedule)
+@click.argument("profile", required=False, type=FILE)
 @click.option("--list", "listed", is_flag=True, help="Name the published schedules; needs no profile.")
 @problem_options(required=False, memory_default="what the schedule is made for, else unlimited")
 @search_options

@@ -9,7 +9,7 @@ import click
 from zbsolve.cli import _inputs
 from zbsolve.cli._claims import broken_claims
 from zbsolve.cli._figures import grid
-from zbsolve.cli._output import Output, talk_options
+from zbsolve.cli._output import FILE, Output, talk_options
 from zbsolve.cli._problem import memory_option, with_memory
 from zbsolve.cli._text import inert
 from zbsolve.errors import Infeasible
@@ -28,7 +28,7 @@ MOST_SHOWN = 20
 
 
 @click.command()
-@click.argument("timetable", metavar="T.json")
+@click.argument("timetable", metavar="T.json", type=FILE)
 @memory_option("the one in the file")
 @click.option(
     "--bound", is_flag=True, help="Also tell the proven lower bound and the gap, and prove the bound in the file anew."

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from zbsolve.cli import _inputs
-from zbsolve.cli._output import STDOUT, Output, colour_wanted, columns, output_option, talk_options
+from zbsolve.cli._output import FILE, STDOUT, Output, colour_wanted, columns, output_option, talk_options
 from zbsolve.cli._text import inert
 
 __all__ = ["draw"]
 
 
 @click.command()
-@click.argument("timetables", nargs=-1, required=True, metavar="T.json [MORE.json ...]")
+@click.argument("timetables", nargs=-1, required=True, metavar="T.json [MORE.json ...]", type=FILE)
 @output_option("Write a picture there instead: x.svg or x.png; - is SVG on stdout.")
 @click.option("--width", type=click.IntRange(20, 10_000), help="Columns of the text; default those of the terminal.")
 @click.option("--memory/--no-memory", default=True, show_default=True, help="Memory under each timetable of a picture.")

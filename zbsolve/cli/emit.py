@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from zbsolve.cli import _inputs
-from zbsolve.cli._output import STDOUT, Output, output_option, talk_options
+from zbsolve.cli._output import FILE, STDOUT, Output, output_option, talk_options
 
 if TYPE_CHECKING:
     from zbsolve.timetable import Timetable
@@ -131,10 +131,12 @@ def _layers(ctx: click.Context, option: click.Parameter, text: str | None) -> tu
 
 
 @click.command()
-@click.argument("timetable", metavar="T.json")
+@click.argument("timetable", metavar="T.json", type=FILE)
 @click.option("--to", "target", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
 @output_option("Write there; the torch formats put a second file with the rest beside it.")
-@click.option("--measured", metavar="M.json", help="perfetto: the same order with measured times, shown beside it.")
+@click.option(
+    "--measured", type=FILE, metavar="M.json", help="perfetto: the same order with measured times, shown beside it."
+)
 @click.option("--layers", metavar="N,N,...", callback=_layers, help="torchtitan, megatron-layout: of each stage.")
 @click.option("--torchtitan", metavar="VERSION", help="0.2, 0.3 or main; default the installed one, else 0.3.")
 @talk_options
@@ -148,7 +150,7 @@ def emit(
     torchtitan: str | None,
     out: Output,
 ) -> None:
-    r"""Hand T.json to another tool.
+    """Hand T.json to another tool.
 
     \b
     torch-csv        what torch.distributed.pipelining loads: one row a rank,
@@ -164,7 +166,7 @@ def emit(
 
     The timetable is judged first: exit code 1, and nothing is written, where it
     breaks a rule.
-    """
+    """  # noqa: D301
     chosen = FORMATS[target]
     for option, given_as in (("measured", measured), ("layers", layers), ("torchtitan", torchtitan)):
         if given_as is not None and option not in chosen.options:

@@ -7,14 +7,14 @@ import click
 from zbsolve.cli import _inputs
 from zbsolve.cli._explained import explanation_fields, explanation_tables
 from zbsolve.cli._figures import MOST_RANKS_LISTED
-from zbsolve.cli._output import Output, talk_options
+from zbsolve.cli._output import FILE, Output, talk_options
 from zbsolve.cli._problem import seconds_option
 
 __all__ = ["explain"]
 
 
 @click.command()
-@click.argument("timetable", metavar="T.json")
+@click.argument("timetable", metavar="T.json", type=FILE)
 @click.option(
     "--bubbles",
     metavar="N",

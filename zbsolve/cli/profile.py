@@ -10,7 +10,7 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._figures import grid, table
-from zbsolve.cli._output import Output, output_option, stdout_to_stderr, talk_options
+from zbsolve.cli._output import FILE, Output, output_option, stdout_to_stderr, talk_options
 from zbsolve.cli._profile_import import import_options, imported
 from zbsolve.cli._text import inert
 from zbsolve.units import counted, format_bytes, format_ns
@@ -102,7 +102,7 @@ def measure(
 @profile.command("import")
 @import_options
 def import_(*, asked: dict[str, Any], output: str | None, out: Output) -> None:
-    r"""Make a profile from what another tool has measured.
+    """Make a profile from what another tool has measured.
 
     \b
     torch-profiler  traces of torch's profiler, also .json.gz, one a rank: ranges of
@@ -113,7 +113,7 @@ def import_(*, asked: dict[str, Any], output: str | None, out: Output) -> None:
 
     Times are medians, their interquartile ranges stand in the source. Bytes and links, of
     which durations say nothing, come from options; what is missing or assumed is said.
-    """
+    """  # noqa: D301
     from zbsolve.files import profile_bytes
 
     out = out.for_file(output, *asked["files"], asked["like"])
@@ -126,7 +126,7 @@ def import_(*, asked: dict[str, Any], output: str | None, out: Output) -> None:
 
 
 @profile.command()
-@click.argument("profile_file", metavar="PROFILE")
+@click.argument("profile_file", metavar="PROFILE", type=FILE)
 @talk_options
 def show(*, profile_file: str, out: Output) -> None:
     """Show the stages of PROFILE with their sums, and how unequal they are."""

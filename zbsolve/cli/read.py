@@ -6,7 +6,7 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import deliver
-from zbsolve.cli._output import Output, output_option, talk_options
+from zbsolve.cli._output import FILE, Output, output_option, talk_options
 from zbsolve.cli._problem import memory_option, with_memory
 
 __all__ = ["read"]
@@ -16,8 +16,8 @@ FORMATS = ("torch-csv",)
 
 @click.command()
 @click.argument("kind", metavar="FORMAT", type=click.Choice(FORMATS))
-@click.argument("file", metavar="FILE")
-@click.option("--profile", metavar="PROFILE", required=True, help="What the stages cost.")
+@click.argument("file", metavar="FILE", type=FILE)
+@click.option("--profile", type=FILE, metavar="PROFILE", required=True, help="What the stages cost.")
 @memory_option("unlimited")
 @click.option(
     "--objective",

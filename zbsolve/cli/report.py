@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from zbsolve.cli import _inputs
-from zbsolve.cli._output import STDOUT, Output, output_option, talk_options
+from zbsolve.cli._output import FILE, STDOUT, Output, output_option, talk_options
 from zbsolve.cli._text import inert
 
 __all__ = ["report"]
 
 
 @click.command()
-@click.argument("timetables", nargs=-1, required=True, metavar="T.json [OTHER.json ...]")
+@click.argument("timetables", nargs=-1, required=True, metavar="T.json [OTHER.json ...]", type=FILE)
 @output_option("The page, such as report.html; - is stdout.")
 @talk_options
 def report(*, timetables: tuple[str, ...], output: str | None, out: Output) -> None:

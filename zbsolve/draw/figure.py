@@ -42,7 +42,7 @@ MOST_PANELS = 24
 MOST_LABELS = 4000
 RASTER_FROM = 6000  # operations; beyond it an SVG holds the boxes as an image
 
-_STYLE: dict[str, Any] = {
+STYLE: dict[str, Any] = {
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8,
@@ -106,7 +106,7 @@ def render(timetables: Sequence[tuple[str, Timetable]], form: Format, *, memory:
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a title may have letters that the font lacks
         mpl.rcdefaults()
-        mpl.rcParams.update(cast("Any", _STYLE))
+        mpl.rcParams.update(cast("Any", STYLE))
         figure = _Page(shown, memory).figure()
         data = io.BytesIO()
         described = {"Title": "; ".join(panel.caption for panel in shown)}

@@ -11,6 +11,7 @@ from zbsolve.files.timetable import (
     read_solution_record,
     read_timetable,
     read_timetable_bytes,
+    solution_of,
     timetable_bytes,
     write_timetable,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "read_timetable",
     "read_timetable_bytes",
     "schema",
+    "solution_of",
     "timetable_bytes",
     "write_atomic",
     "write_profile",

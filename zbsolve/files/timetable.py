@@ -14,6 +14,7 @@ from zbsolve.files import shapes
 from zbsolve.files.parse import collection_paused, located, parse, plain
 from zbsolve.files.profile import profile_from_shape, profile_to_plain
 from zbsolve.files.text import json_bytes
+from zbsolve.metrics import metrics
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.problem import Objective, Problem
@@ -27,6 +28,7 @@ __all__ = [
     "read_solution_record",
     "read_timetable",
     "read_timetable_bytes",
+    "solution_of",
     "timetable_bytes",
     "write_timetable",
 ]
@@ -112,6 +114,29 @@ def read_record_bytes(data: bytes, name: object) -> SolverRecord | None:
 def write_timetable(path: PathLike, timetable: Timetable | Solution) -> None:
     """Write a timetable, or a solution with the solver's record."""
     write_atomic(path, timetable_bytes(timetable))
+
+
+def solution_of(timetable: Timetable, record: SolverRecord) -> Solution:
+    """A solution from what stands in its file: figures are the order's own, the proof is as recorded.
+
+    Raises
+    ------
+    OrderError
+        If the rows are no order of the problem or can never finish.
+    """
+    return Solution(
+        timetable=timetable,
+        metrics=metrics(timetable),
+        status=record.status,
+        value_ns=record.value_ns,
+        lower_bound_ns=record.lower_bound_ns,
+        bound=record.bound,
+        gap=record.gap,
+        seconds=record.seconds,
+        seed=record.seed,
+        method=record.method,
+        digest=record.digest,
+    )
 
 
 def timetable_bytes(timetable: Timetable | Solution) -> bytes:

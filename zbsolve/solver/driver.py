@@ -143,8 +143,13 @@ def solve_without(
     workers: int | None = None,
     start: Order | Timetable | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_pool: Callable[[Pool], None] | None = None,
 ) -> Solution:
-    """`solve` with some arms (see `zbsolve.solver.director.ARMS`) left out, to see what they are good for."""
+    """`solve` with some arms (see `zbsolve.solver.director.ARMS`) left out, to see what they are good for.
+
+    `on_pool` is handed the orders that a search met, when it has ended: of the problem, or of one in which what is
+    computed again is folded away (see `zbsolve.solver.again`).
+    """
     _check_arguments(time_limit_s, work_limit, gap, workers)
     order = start.order if isinstance(start, Timetable) else start
 
@@ -166,6 +171,7 @@ def solve_without(
             workers=workers,
             start=start,
             on_progress=on_progress,
+            on_pool=on_pool,
         )
 
     if may_gain(problem):
@@ -192,6 +198,7 @@ def _solve(
     workers: int | None,
     start: Order | None,
     on_progress: Callable[[Progress], None] | None,
+    on_pool: Callable[[Pool], None] | None,
 ) -> tuple[Solution, bool]:
     """Solve a problem in which nothing may be computed again; and whether it was interrupted."""
     started = time.perf_counter()
@@ -221,7 +228,10 @@ def _solve(
     fuse_until = started + time_limit_s - timing
     if time.perf_counter() + 0.5 * _FUSING * read > fuse_until:
         fuse_until = 0.0
-    return _solution(problem, incumbent, started, seed, fuse_until), interrupted
+    solution = _solution(problem, incumbent, started, seed, fuse_until)
+    if on_pool is not None:
+        on_pool(pool)
+    return solution, interrupted
 
 
 def _check_arguments(time_limit_s: float, work_limit: int | None, gap: float, workers: int | None) -> None:

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from tests.oracle import value_within_limits
 from tests.strategies import problems, random_order
+from zbsolve.analysis.jitter import spreads
+from zbsolve.analysis.robust import solve_robust
 from zbsolve.bounds import lower_bounds, smallest_limits
 from zbsolve.catalog import baseline
 from zbsolve.check import peaks, violations
 from zbsolve.draw.terminal import gantt
-from zbsolve.errors import Infeasible, OrderError, ProblemError, ProfileError, ScheduleConditionError
+from zbsolve.errors import Infeasible, InvalidInput, OrderError, ProblemError, ProfileError, ScheduleConditionError
 from zbsolve.files import read_profile_bytes, read_timetable_bytes, timetable_bytes
 from zbsolve.files.profile import profile_bytes
 from zbsolve.interop.torch import write_torch_csv
@@ -25,7 +27,7 @@ from zbsolve.metrics import metrics
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Link, Profile, StageCost
+from zbsolve.profile import Link, Profile, StageCost, StageSpread
 from zbsolve.simulate import simulate
 from zbsolve.solution import recomputed
 from zbsolve.solver import solve
@@ -313,3 +315,9 @@ def test_pictures_and_other_tools(tmp_path):
     assert "C forward, computed again" in gantt(timetable, width=100)
     with pytest.raises(ProblemError, match="no word for recompute"):
         write_torch_csv(timetable, tmp_path / "t.csv")
+
+
+def test_under_jitter_it_spreads_as_a_forward_does():
+    assert spreads(StageSpread(forward_ns=7, backward_ns=3), Kind.RECOMPUTE) == 7
+    with pytest.raises(InvalidInput, match="what to compute again"):
+        solve_robust(asked(memory_limit=125))

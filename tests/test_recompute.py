@@ -185,8 +185,9 @@ def test_the_smallest_limit_is_reached_by_one_microbatch_at_a_time(problem):
 @given(problem=problems(recompute=True), seed=st.integers(0, 2**32), chosen=st.sets(st.integers(0, 11)))
 def test_a_folded_order_is_no_slower_and_no_larger_once_it_is_unfolded(problem, seed, chosen):
     chosen = frozenset(stage for stage in chosen if stage < problem.placement.stages)
-    inner = folded(problem, chosen)
-    order = random_order(inner, seed)
+    reading = (Kind.BACKWARD, Kind.BACKWARD_INPUT)[seed % 2]
+    inner = folded(problem, chosen, reading)
+    order = random_order(inner, seed, fused=0.3 if reading is Kind.BACKWARD else 0.0)
     out = unfolded(order, chosen)
     before, after = metrics(simulate(inner, order)), metrics(simulate(problem, out))
     if problem.rank_factors is None and problem.microbatch_factors is None:

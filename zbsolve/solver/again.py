@@ -8,7 +8,7 @@ it brings back::
     folded    F0 ....... [B0   ] ....      takes C + B, holds the checkpoint until then
 
 An order of the folded problem, with C put before each such backward, is one of the problem that was asked: C
-need not wait for the gradient, so it is never slower, and it never needs more memory. What the memory
+need not wait for the gradient, so it is never slower; how much memory it needs, see `folded`. What the memory
 has room for after all is then taken out again, microbatch by microbatch.
 """
 
@@ -23,7 +23,7 @@ from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.timetable import Order
 
-__all__ = ["choices", "folded", "may_gain", "neighbours", "stripped", "thinned", "unfolded"]
+__all__ = ["choices", "folded", "may_gain", "neighbours", "readings", "stripped", "thinned", "unfolded"]
 
 _IN_FLIGHT = (Fraction(1, 2), Fraction(1), Fraction(2))
 """Shares of the microbatches that 1F1B has in flight, for which room is made."""
@@ -95,11 +95,23 @@ def neighbours(problem: Problem, chosen: frozenset[int]) -> tuple[frozenset[int]
     return (*less, *more)
 
 
-def folded(problem: Problem, chosen: frozenset[int]) -> Problem:
+def readings(problem: Problem, chosen: frozenset[int]) -> tuple[Kind, ...]:
+    """The backwards for which `folded` has to be asked, so that one of them counts the bytes of each exactly."""
+    if "split" not in problem.allow:
+        return (Kind.BACKWARD,)
+    costs = (problem.profile.stages[stage] for stage in chosen)
+    if "fused" not in problem.allow or all(c.backward_weight_bytes <= c.checkpoint for c in costs):
+        return (Kind.BACKWARD_INPUT,)
+    return (Kind.BACKWARD_INPUT, Kind.BACKWARD)
+
+
+def folded(problem: Problem, chosen: frozenset[int], reading: Kind) -> Problem:
     """The problem in which the chosen stages are computed again within their backwards, and no others.
 
     What comes back with the backward is counted as workspace, which the forward has, too; the backward
-    that follows needs as much.
+    that follows needs as much. A split one takes what it leaves for W at its start, in the place of some of
+    that; a fused one does not. So `reading` says which of the two is counted exactly. Read for the split one,
+    the other may need more than it says; read for the fused one, the other needs less.
     """
     # scaled and rounded by itself, a sum may be a byte short of its parts
     smallest = min((Fraction(f) for f in problem.microbatch_factors or ()), default=Fraction(1))
@@ -109,7 +121,9 @@ def folded(problem: Problem, chosen: frozenset[int]) -> Problem:
         bare = replace(cost, recompute_ns=None, checkpoint_bytes=None)
         if stage in chosen:
             again, left = cost.recomputing_ns, cost.backward_weight_bytes
-            back = max(cost.activation_bytes, left) - max(cost.checkpoint, left)
+            back = cost.activation_bytes - cost.checkpoint
+            if reading is Kind.BACKWARD_INPUT:
+                back = max(cost.activation_bytes, left) - max(cost.checkpoint, left)
             bare = replace(
                 bare,
                 backward_input_ns=cost.backward_input_ns + again,

@@ -19,10 +19,11 @@ from zbsolve.bounds import lower_bound
 from zbsolve.catalog import baseline, schedules
 from zbsolve.errors import Infeasible, NothingFound, OrderError, ScheduleConditionError
 from zbsolve.metrics import metrics
+from zbsolve.ops import Kind
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
 from zbsolve.solution import Solution
-from zbsolve.solver.again import choices, folded, neighbours, stripped, thinned, unfolded
+from zbsolve.solver.again import choices, folded, neighbours, readings, stripped, thinned, unfolded
 from zbsolve.solver.incumbent import Progress, relative_gap
 from zbsolve.timetable import Order, Timetable
 
@@ -103,7 +104,13 @@ class _Choosing:
             self.solve(chosen, share / len(todo), start)
 
     def solve(self, chosen: frozenset[int], share: float, start: Order | None) -> None:
-        """Solve with one set of stages; nothing where it cannot fit."""
+        """Solve with one set of stages, read in each way; nothing where it cannot fit."""
+        ways = readings(self.problem, chosen)
+        for reading in ways:
+            if not self.done:
+                self._solve(chosen, reading, share / len(ways), start)
+
+    def _solve(self, chosen: frozenset[int], reading: Kind, share: float, start: Order | None) -> None:
         left = self.limits.seconds - (time.perf_counter() - self.started)
         if left <= 0 and self.best is not None:
             return
@@ -111,16 +118,20 @@ class _Choosing:
         seconds = min(max(left, 0.05), self.limits.seconds * share if steps is None else max(left, 0.05))
         try:
             solution, self.interrupted = self.inner(
-                folded(self.problem, chosen), seconds=seconds, steps=steps, start=start, on_progress=self._told()
+                folded(self.problem, chosen, reading),
+                seconds=seconds,
+                steps=steps,
+                start=start,
+                on_progress=self._told(),
             )
         except (Infeasible, NothingFound):
             return
         order = solution.timetable.order
-        self.order_of[chosen] = order
+        self.order_of.setdefault(chosen, order)
         before = None if self.best is None else self.best[0]
         value = self.offer(unfolded(order, chosen), solution.method)
         if value is not None and (before is None or value < before):
-            self.chosen = chosen
+            self.chosen, self.order_of[chosen] = chosen, order
 
     def _told(self) -> Callable[[Progress], None] | None:
         """Tells of what is better than all before, with the bound of the problem itself."""

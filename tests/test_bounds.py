@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracle import every_order, objective_of, optimum, tiny_problem, value_within_limits
+from tests.solver.instances import INSTANCES, instance
 from tests.strategies import problems, random_order
 from zbsolve.bounds import lower_bound, lower_bounds, smallest_limits
 from zbsolve.errors import Infeasible
@@ -23,26 +22,7 @@ from zbsolve.problem import Problem
 from zbsolve.profile import Link, Profile, StageCost
 from zbsolve.timetable import Order
 
-INSTANCES = {
-    instance["name"]: instance
-    for instance in json.loads(
-        (Path(__file__).parent.parent / "benchmarks/instances/schedule_instances.json").read_text()
-    )["instances"]
-}
 SIZES = ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 2), (2, 2), (3, 1), (3, 2))
-
-
-def instance_problem(name: str, memory: int | str | None) -> Problem:
-    instance = INSTANCES[name]
-    profile = instance["profile"]
-    return Problem(
-        profile=Profile(
-            stages=tuple(StageCost(**stage) for stage in profile["stages"]), link=Link(**profile.get("link", {}))
-        ),
-        placement=Placement.linear(instance["ranks"]),
-        microbatches=instance["microbatches"],
-        memory_limit=memory,
-    )
 
 
 def equal_stages(
@@ -253,7 +233,7 @@ def test_fused_backwards_alone_leave_the_bubble_of_1f1b():
 @pytest.mark.parametrize("name", sorted(name for name in INSTANCES if name.startswith(("paper-", "unit-"))))
 def test_the_published_zb_1p_equals_the_bound(name):
     reference = {row["schedule"]: row["period_ns"] for row in INSTANCES[name]["reference"]}
-    bounds = values(instance_problem(name, "1x"))
+    bounds = values(instance(name, "1x"))
     assert max(bounds.values()) == bounds["two-phase"] == reference["ZB-1p"]
 
 
@@ -266,7 +246,7 @@ def test_no_published_schedule_beats_a_bound(name, objective):
             best[row["peak"]] = min(best.get(row["peak"], 2**62), row[f"{objective}_ns"])
     assert best
     for peak, value in best.items():
-        problem = replace(instance_problem(name, peak), objective=objective)
+        problem = replace(instance(name, peak), objective=objective)
         rounded = tuple(limit + 1 + limit // 1000 for limit in problem.limit_bytes)  # the file's peaks have four digits
         assert lower_bound(replace(problem, memory_limit=rounded)).value_ns <= value
 
@@ -295,11 +275,11 @@ def test_no_published_schedule_beats_a_bound(name, objective):
     ],
 )
 def test_between_known_bounds_and_known_timetables(name, memory, least, best_known):
-    assert least <= lower_bound(instance_problem(name, memory)).value_ns <= best_known
+    assert least <= lower_bound(instance(name, memory)).value_ns <= best_known
 
 
 def test_two_phase_by_itself_at_twice_the_memory():
-    problem = instance_problem("paper-1.5B-p8-m24", "2x")
+    problem = instance("paper-1.5B-p8-m24", "2x")
     assert values(problem)["two-phase"] == 1_102_680_000
 
 
@@ -379,7 +359,7 @@ def test_work_that_fusing_does_away_with_leaves_a_bound_of_zero():
 
 
 def test_too_large_for_all_ranks_still_counts_the_most_promising():
-    problem = instance_problem("paper-1.5B-p8-m24", "0.5x")
+    problem = instance("paper-1.5B-p8-m24", "0.5x")
     full = values(problem)
     some = values(problem, most_effort=300)
     assert max(some["two-phase"], some["memory-time"]) < some["counting"] <= full["counting"]

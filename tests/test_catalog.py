@@ -1,11 +1,12 @@
-import json
 from dataclasses import astuple, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.catalog.helpers import bubble_ns, figures, picture, uniform
+from tests.solver.instances import INSTANCES
+from tests.solver.instances import instance as instance_of
 from tests.strategies import placements, problems
 from zbsolve.catalog import Schedule, baseline, schedules
 from zbsolve.catalog.zero_bubble import greedy_orders
@@ -16,51 +17,17 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Link, Profile, StageCost
+from zbsolve.profile import Profile, StageCost
 from zbsolve.simulate import Timer, simulate
 
 WHOLE_BACKWARD = ("naive", "gpipe", "1f1b", "eager-1f1b")
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-1p", "zb-2p")
 NAMES = (*WHOLE_BACKWARD, *ZERO_BUBBLE)
-INSTANCES = json.loads(
-    (Path(__file__).parents[1] / "benchmarks" / "instances" / "schedule_instances.json").read_text(encoding="utf-8")
-)["instances"]
 
 
-def equal_stages(ranks, microbatches, forward=1, backward=1, weight=1, latency=0, **options):
-    profile = Profile.uniform(
-        ranks,
-        forward_ns=forward,
-        backward_input_ns=backward,
-        backward_weight_ns=weight,
-        activation_bytes=2,
-        backward_weight_bytes=1,
-        latency_ns=latency,
-    )
-    return Problem(profile=profile, placement=Placement.linear(ranks), microbatches=microbatches, **options)
-
-
-def figures(name, problem):
-    return metrics(simulate(problem, baseline(name, problem)))
-
-
-def bubble_ns(name, problem):
-    """What the period has beyond the work of one of the equal stages."""
-    stage = problem.profile.stages[0]
-    work = stage.forward_ns + stage.backward_input_ns + stage.backward_weight_ns
-    return figures(name, problem).period_ns - problem.microbatches * work
-
-
-def picture(problem, name):
-    """One line a rank: every operation as long as it takes, at three characters a ns."""
-    lines = []
-    for row in simulate(problem, baseline(name, problem)).rows:
-        line = ""
-        for timed in row:
-            op = timed.op
-            line = line.ljust(3 * timed.start_ns) + f"{op.kind.letter}{op.microbatch}"
-        lines.append(line)
-    return lines
+def equal_stages(ranks, *args, **options):
+    """`uniform` with one stage a rank."""
+    return uniform(Placement.linear(ranks), *args, **options)
 
 
 # ------------------------------------------------------------------------------ the list
@@ -111,17 +78,17 @@ def test_an_unknown_name_is_answered_with_the_names():
 
 
 def test_pictures_of_whole_backwards():
-    assert picture(equal_stages(3, 2), "naive") == [
+    assert picture("naive", equal_stages(3, 2)) == [
         "F0                   BW0   F1                   BW1",
         "   F0          BW0            F1          BW1",
         "      F0 BW0                     F1 BW1",
     ]
-    assert picture(equal_stages(3, 4), "gpipe") == [
+    assert picture("gpipe", equal_stages(3, 4)) == [
         "F0 F1 F2 F3                   BW0   BW1   BW2   BW3",
         "   F0 F1 F2 F3          BW0   BW1   BW2   BW3",
         "      F0 F1 F2 F3 BW0   BW1   BW2   BW3",
     ]
-    assert picture(equal_stages(3, 4), "1f1b") == [
+    assert picture("1f1b", equal_stages(3, 4)) == [
         "F0 F1 F2             BW0   F3 BW1      BW2      BW3",
         "   F0 F1       BW0   F2 BW1   F3 BW2      BW3",
         "      F0 BW0   F1 BW1   F2 BW2   F3 BW3",
@@ -140,15 +107,15 @@ def test_pictures_of_split_backwards():
         "      F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 W2 W3 W4",
     ]
     problem = equal_stages(3, 5)
-    assert picture(problem, "zb-h1") == picture(problem, "zb-1p") == h1
-    assert picture(problem, "zb-h2") == picture(problem, "zb-2p") == h2
+    assert picture("zb-h1", problem) == picture("zb-1p", problem) == h1
+    assert picture("zb-h2", problem) == picture("zb-2p", problem) == h2
 
 
 def test_picture_of_several_chunks():
     problem = Problem(profile=equal_stages(4, 1).profile, placement=Placement.v(2), microbatches=2)
-    assert picture(problem, "gpipe") == [
-        "F0 F1       F0 F1 BW0   BW1               BW0   BW1",
-        "   F0 F1 F0 F1          BW0   BW1   BW0   BW1",
+    assert picture("gpipe", problem) == [
+        "F0 F1       f0 f1 bw0   bw1               BW0   BW1",
+        "   F0 F1 f0 f1          bw0   bw1   BW0   BW1",
     ]
 
 
@@ -199,7 +166,7 @@ def test_zb_h2_fills_it_twice(ranks, more, forward, backward, weight):
     [("paper-1.5B-p8-m24", 0.1585, 0.1083), ("paper-6.2B-p8-m24", 0.1323, 0.0698)],
 )
 def test_bubbles_of_the_zero_bubble_paper(instance, h1, h2):
-    problem = problem_of(next(i for i in INSTANCES if i["name"] == instance))
+    problem = instance_of(instance)
     assert round(figures("zb-h1", problem).bubble, 4) == h1
     assert round(figures("zb-h2", problem).bubble, 4) == h2
 
@@ -207,48 +174,37 @@ def test_bubbles_of_the_zero_bubble_paper(instance, h1, h2):
 # ------------------------------------------------------------------------------ published figures
 
 
-def problem_of(instance, memory_limit=None):
-    costs = instance["profile"]
-    profile = Profile(stages=tuple(StageCost(**stage) for stage in costs["stages"]), link=Link(**costs["link"]))
-    return Problem(
-        profile=profile,
-        placement=Placement.linear(instance["ranks"]),
-        microbatches=instance["microbatches"],
-        memory_limit=memory_limit,
-    )
-
-
 def rows_of(instance, *starts):
     return [row for row in instance["reference"] if row["schedule"].startswith(starts)]
 
 
-@pytest.mark.parametrize("instance", INSTANCES, ids=lambda i: i["name"])
+@pytest.mark.parametrize("instance", INSTANCES.values(), ids=lambda i: i["name"])
 def test_reference_rows_of_1f1b(instance):
-    problem = problem_of(instance)
+    problem = instance_of(instance["name"])
     found = figures("1f1b", problem)
     (row,) = (row for row in instance["reference"] if row["schedule"] == "1F1B")
     assert (found.period_ns, found.makespan_ns) == (row["period_ns"], row["makespan_ns"])
 
 
-@pytest.mark.parametrize("instance", INSTANCES, ids=lambda i: i["name"])
+@pytest.mark.parametrize("instance", INSTANCES.values(), ids=lambda i: i["name"])
 def test_reference_rows_of_the_greedy(instance):
     """Every published run is one of the sixteen, and the baseline is no worse than the best of them."""
     for name, limit in (("zb-1p", "1x"), ("zb-2p", "2x")):
         rows = [r for r in rows_of(instance, name.upper().replace("P", "p")) if r["memory_limit"] == limit]
         assert rows
-        problem = problem_of(instance, limit)
+        problem = instance_of(instance["name"], limit)
         graph = OpGraph.build(problem)
         timers = [Timer(graph, graph.encode(order)) for _, order in greedy_orders(problem)]
         found = {(timer.period().value_ns, timer.makespan().value_ns) for timer in timers}
         assert {(row["period_ns"], row["makespan_ns"]) for row in rows} <= found
-        mine = figures(name, problem_of(instance))
+        mine = figures(name, instance_of(instance["name"]))
         assert mine.period_ns == min(found)[0] <= min(row["period_ns"] for row in rows)
         assert all(peak <= limit for peak, limit in zip(mine.peak_bytes, problem.limit_bytes, strict=True))
 
 
 @pytest.mark.parametrize(("limit", "period_ns"), [(7440, 4846644000), (6200, 6683363000), (4960, 8512766000)])
 def test_the_greedy_degenerates_below_1x_as_published(limit, period_ns):
-    problem = problem_of(next(i for i in INSTANCES if i["name"] == "profiled-8stage"), limit)
+    problem = instance_of("profiled-8stage", limit)
     assert figures("zb-1p", problem).period_ns == figures("zb-2p", problem).period_ns == period_ns
 
 

@@ -30,11 +30,11 @@ from zbsolve.problem import Problem
 from zbsolve.profile import Link, Profile, StageCost
 from zbsolve.simulate import simulate
 from zbsolve.solver import solve
+from zbsolve.solver.case import Case
 from zbsolve.solver.certificate import verify_bound
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.kernels import Arrays, makespan, period, sequence_of
 from zbsolve.solver.network import order_of as read_back
-from zbsolve.solver.tasks import Case
 from zbsolve.timetable import Order, TimedOp, Timetable
 
 REDUCE, OPTIMIZE = Kind.REDUCE_GRADIENT, Kind.OPTIMIZER

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from zbsolve.errors import ProfileError
@@ -169,6 +171,18 @@ class StageSpread:
     def __post_init__(self) -> None:
         for field in fields(self):
             whole_amount(getattr(self, field.name), f"spread: {field.name}", error=ProfileError)
+
+    @classmethod
+    def of(cls, laps: Mapping[str, Sequence[int]]) -> StageSpread:
+        """The spread of measured durations, by the names of the fields above; 0 where fewer than two were measured."""
+        return cls(**{field: _interquartile(values) for field, values in laps.items()})
+
+
+def _interquartile(values: Sequence[int]) -> int:
+    if len(values) < 2:
+        return 0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return round(high - low)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

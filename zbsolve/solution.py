@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -13,7 +14,7 @@ from zbsolve.units import format_bytes, format_ns
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Bound", "Metrics", "Solution", "Status", "recomputed", "recomputed_in_words"]
+__all__ = ["Bound", "Metrics", "Solution", "Status", "recomputed", "recomputed_in_words", "relative_gap"]
 
 Status = Literal["optimal", "feasible"]
 
@@ -24,6 +25,13 @@ class Bound:
 
     value_ns: int
     name: str
+
+
+def relative_gap(value_ns: int, bound_ns: int) -> float:
+    """Value / bound - 1; infinite above a bound of 0."""
+    if value_ns == bound_ns:
+        return 0.0
+    return value_ns / bound_ns - 1 if bound_ns else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

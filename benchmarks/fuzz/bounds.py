@@ -11,11 +11,14 @@ from benchmarks.fuzz.trial import ORACLE_OPERATIONS, Trial
 from zbsolve.bounds import lower_bounds
 from zbsolve.solution import Bound, Solution
 from zbsolve.solver import cpsat, line
+from zbsolve.solver.case import Case
 from zbsolve.solver.certificate import verify_bound
 from zbsolve.solver.compiled import plain
-from zbsolve.solver.line_model import Limits, Question, refute
+from zbsolve.solver.line_answers import Limits, refute
+from zbsolve.solver.line_model import Question
 from zbsolve.solver.relaxation import Relaxation, improve_bound
-from zbsolve.solver.tasks import Bounded, Case, Length, Prove, run
+from zbsolve.solver.running import run
+from zbsolve.solver.tasks import Bounded, Length, Prove
 from zbsolve.solver.windows import Windows, climb
 
 __all__ = ["by_themselves", "certificates", "formulas"]

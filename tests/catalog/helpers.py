@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from zbsolve.catalog import baseline
 from zbsolve.metrics import metrics
 from zbsolve.problem import Problem
 from zbsolve.profile import Link, Profile, StageCost
 from zbsolve.simulate import simulate
-
-INSTANCES = json.loads(
-    (Path(__file__).parents[2] / "benchmarks" / "instances" / "schedule_instances.json").read_text(encoding="utf-8")
-)["instances"]
 
 
 def uniform(placement, microbatches, forward=1, backward=1, weight=1, latency=0, **options):

@@ -2,14 +2,15 @@
 
 import pytest
 
-from tests.catalog.helpers import INSTANCES, chunked, figures, peak_times
+from tests.catalog.helpers import chunked, figures, peak_times
+from tests.solver.instances import INSTANCES
 from zbsolve.placement import Placement
 
 
 def rows_of(start):
     return [
         pytest.param(instance, row, id=f"{instance['name']} {row['schedule']}")
-        for instance in INSTANCES
+        for instance in INSTANCES.values()
         for row in instance["reference"]
         if row["schedule"].startswith(start)
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from zbsolve.executor.split import SplitStage
 
@@ -27,6 +28,18 @@ def gradients_of(outputs: Sequence[Any], seed: int) -> list[torch.Tensor | None]
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+class Checkpointed(nn.Module):
+    """A module whose forward runs again in its backward."""
+
+    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.inner = inner
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
 class Plain:

@@ -22,13 +22,7 @@ from zbsolve.ops import Kind
 from zbsolve.placement import Placement
 from zbsolve.simulate import simulate
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def assert_equal_to_plain(pipe, stages, data, microbatches, *, bitwise):

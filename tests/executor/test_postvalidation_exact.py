@@ -21,7 +21,10 @@ from tests.executor.own_optimizers import (
 from zbsolve.executor.optimizer import Verdict, synchronous_step
 
 # a scheduler that moves although the first step was skipped warns, in torch's own scaler loop as well
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
+]
 
 OPTIMIZERS = {
     "sgd": functools.partial(torch.optim.SGD, lr=0.1),
@@ -63,14 +66,6 @@ EVENTFUL = [
     ["small", "small", "large"],
     ["small", "inf", "small"],
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

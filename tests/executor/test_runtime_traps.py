@@ -27,7 +27,7 @@ from zbsolve.executor.boundary import TensorSpec
 from zbsolve.executor.rank import boundaries_of
 from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.split import SplitStage, engine
-from zbsolve.executor.transports.distributed import _Mail
+from zbsolve.executor.transports.posted import PostedMail
 from zbsolve.interop.torch import torch_rows
 from zbsolve.lowering import Do, faults, lower
 from zbsolve.ops import Kind, Op
@@ -245,9 +245,7 @@ def our_buffers(microbatches: int) -> tuple[int, int]:
         boundary.fix([TensorSpec.of(like)])
         boundary.complete = True  # as after the first gradient
     line = Line()
-    mail = _Mail(
-        SimpleNamespace(line=lambda *_: line, new_tag=lambda: 0), lowered, boundaries, torch.device("cpu"), staged=False
-    )
+    mail = PostedMail(lambda *_: line, 0, lowered, boundaries, torch.device("cpu"), staged=False)
     for _ in range(2):
         for action in lowered.rows[1]:
             if action.do is Do.POST:

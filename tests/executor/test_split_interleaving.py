@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from tests.executor.split_reference import Plain, compare_gradients, gradients_of, run_both
+from tests.executor.split_reference import Checkpointed, Plain, compare_gradients, gradients_of, run_both
 from zbsolve.executor.split import SplitStage
 
 WIDTH = 6
@@ -66,16 +65,6 @@ class Mean(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean(1, keepdim=True)
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
-        super().__init__()
-        self.inner = inner
-        self.reentrant = reentrant
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
 class Attention(nn.Module):

@@ -17,9 +17,8 @@ from torch.distributed.pipelining._backward import (
     stage_backward_weight,
 )
 from torch.distributed.pipelining.stage import _PipelineStageBase
-from torch.utils.checkpoint import checkpoint
 
-from tests.executor.split_reference import compare_gradients
+from tests.executor.split_reference import Checkpointed, compare_gradients
 from zbsolve.executor.split import SplitStage
 from zbsolve.executor.split.held import Watch
 
@@ -47,16 +46,6 @@ class Block(nn.Module):
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(b, t, d))
         return x + self.down(nn.functional.gelu(self.up(self.second(x))))
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
-        super().__init__()
-        self.inner = inner
-        self.reentrant = reentrant
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
 def torch_forward(module: nn.Module, x: torch.Tensor, wants: bool = True) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,11 +13,13 @@ from zbsolve.profile import Link, Profile, StageCost
 
 _FILE = Path(__file__).parents[2] / "benchmarks" / "instances" / "schedule_instances.json"
 
+INSTANCES = {found["name"]: found for found in json.loads(_FILE.read_text(encoding="utf-8"))["instances"]}
+"""The shared file's content, by name."""
+
 
 def instance(name: str, memory_limit=None, **changes) -> Problem:
     """An instance of the shared file at a memory limit."""
-    content = json.loads(_FILE.read_text(encoding="utf-8"))
-    found = next(i for i in content["instances"] if i["name"] == name)
+    found = INSTANCES[name]
     given = {
         "profile": Profile(
             stages=tuple(StageCost(**stage) for stage in found["profile"]["stages"]),

@@ -14,13 +14,15 @@ from zbsolve.placement import Placement
 from zbsolve.problem import Problem
 from zbsolve.profile import Profile, StageCost
 from zbsolve.solver import solve
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.cpsat import Limits, improve
 from zbsolve.solver.cpsat_window import improve_part
 from zbsolve.solver.forms import Forms
 from zbsolve.solver.kernels import Arrays, fits, makespan, period, rows_of, sequence_of
 from zbsolve.solver.network import build_network
-from zbsolve.solver.tasks import Bounded, Case, Found, Length, Prove, Rearrange, Scan, run
+from zbsolve.solver.running import run
+from zbsolve.solver.tasks import Bounded, Found, Length, Prove, Rearrange, Scan
 
 LIMITS = Limits(seconds=60, deterministic=0.3, workers=1, seed=0)
 

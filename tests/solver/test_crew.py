@@ -6,9 +6,10 @@ import pytest
 
 from tests.solver.instances import unequal
 from zbsolve.solver import crew as crew_module
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.crew import InLine, Processes
-from zbsolve.solver.tasks import Case, Done, Length, Scan
+from zbsolve.solver.tasks import Done, Length, Scan
 
 
 def scans(count: int, steps: int = 3000) -> list[Scan]:

@@ -10,11 +10,11 @@ from zbsolve.check import violations
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.listing import NEVER, new_rule
 from zbsolve.solver.network import order_of
 from zbsolve.solver.portfolio import classes_of, draft, plain_rules, random_drafts, random_rule
-from zbsolve.solver.tasks import Case
 
 
 def endless() -> Budget:

@@ -1,3 +1,5 @@
+import ast
+import inspect
 import itertools
 import random
 
@@ -9,10 +11,15 @@ from hypothesis import strategies as st
 from tests.solver.instances import instance, one_chunk, unequal
 from tests.solver.test_listing import judged
 from tests.strategies import placements, problems
-from zbsolve.solver import moves, walks
+from zbsolve.solver import compiled as compiled_kernels
+from zbsolve.solver import moves, timing, walks
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import compiled, plain, ready_to_move
-from zbsolve.solver.moves import (
+from zbsolve.solver.network import NEED, NEED_PTR, RANK, TWIN, nodes_of, order_of
+from zbsolve.solver.portfolio import random_drafts
+from zbsolve.solver.running import run
+from zbsolve.solver.state import (
     AFTER,
     BEFORE,
     BEST,
@@ -27,10 +34,9 @@ from zbsolve.solver.moves import (
     REG,
     SEQUENCE,
     VALUE,
+    new_state,
 )
-from zbsolve.solver.network import RANK, TWIN, nodes_of, order_of
-from zbsolve.solver.portfolio import random_drafts
-from zbsolve.solver.tasks import Anneal, Case, Found, Length, Scan, Tabu, run
+from zbsolve.solver.tasks import Anneal, Found, Length, Scan, Tabu
 
 FAR = 2**60
 
@@ -59,8 +65,8 @@ def test_tabu_search_keeps_an_order_an_order_and_never_loses_the_best(data):
         assert state[REG][BEST] <= best
         best = state[REG][BEST]
     nodes = case.nodes
-    fresh = moves.new_state(case.network, state[BEST_SEQUENCE][:nodes], state[BEST_FUSED][:nodes], 0)
-    assert moves.load(case.network, fresh, case.periodic) == best
+    fresh = new_state(case.network, state[BEST_SEQUENCE][:nodes], state[BEST_FUSED][:nodes], 0)
+    assert timing.load(case.network, fresh, case.periodic) == best
 
 
 def test_steps_stay_within_the_row_so_that_each_can_be_undone():
@@ -86,15 +92,15 @@ def rows(case, state):
 def assert_sound(case, state):
     """What is kept up move by move is what loading the order anew gives."""
     nodes = case.nodes
-    fresh = moves.new_state(case.network, state[SEQUENCE][:nodes], state[FUSED][:nodes], 0)
-    exact = moves.load(case.network, fresh, case.periodic)
+    fresh = new_state(case.network, state[SEQUENCE][:nodes], state[FUSED][:nodes], 0)
+    exact = timing.load(case.network, fresh, case.periodic)
     assert 0 <= exact <= state[REG][VALUE]
     for row in (PLACE, BEFORE, LEVEL, DURATION):
         assert fresh[row][:nodes] == state[row][:nodes]
     assert fresh[LAST] == state[LAST]
     assert rows(case, fresh) == rows(case, state)
     ends = list(state[END])
-    moves.sweep(case.network, state)
+    timing.sweep(case.network, state)
     assert ends == state[END], "timing what is due must equal timing everything"
 
 
@@ -160,7 +166,7 @@ def test_every_single_swap_that_is_legal_is_offered(data):
 def legal(case, state, changed) -> bool:
     """Whether rows can finish and fit, by brute force."""
     net, nodes = case.network, case.nodes
-    needs = [set(net[moves.NEED][net[moves.NEED_PTR][n] : net[moves.NEED_PTR][n + 1]]) for n in range(nodes)]
+    needs = [set(net[NEED][net[NEED_PTR][n] : net[NEED_PTR][n + 1]]) for n in range(nodes)]
     at, done, sequence = [0] * len(changed), set(), []
     while len(sequence) < nodes:
         ready = [r for r, row in enumerate(changed) if at[r] < len(row) and needs[row[at[r]]] <= done]
@@ -170,8 +176,8 @@ def legal(case, state, changed) -> bool:
         at[ready[0]] += 1
         done.add(node)
         sequence.append(node)
-    fresh = moves.new_state(net, sequence, state[FUSED][:nodes], 0)
-    return moves.load(net, fresh, case.periodic) >= 0
+    fresh = new_state(net, sequence, state[FUSED][:nodes], 0)
+    return timing.load(net, fresh, case.periodic) >= 0
 
 
 @pytest.mark.parametrize("objective", ["period", "makespan"])
@@ -196,6 +202,14 @@ def test_annealing_reports_true_values_and_gets_better(objective):
     assert values == sorted(set(values), reverse=True)
     assert values[0] < start.value_ns
     assert all(judged(problem, found) == found.value_ns for found in heard)
+
+
+def test_the_folder_of_compiled_kernels_is_named_after_all_that_they_are_compiled_from():
+    sources = {module.__name__ for module in compiled_kernels._SOURCES}
+    for module in compiled_kernels._MODULES:
+        tree = ast.parse(inspect.getsource(module))
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert {name for name in imported if name.startswith("zbsolve")} <= sources, module.__name__
 
 
 def test_compiled_and_plain_kernels_do_the_same():

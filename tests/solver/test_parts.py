@@ -10,12 +10,13 @@ from tests.solver.instances import instance, one_chunk, unequal
 from tests.strategies import placements, problems
 from zbsolve.check import violations
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import plain, ready_to_move
-from zbsolve.solver.moves import BEFORE, DURATION, END, PART, REG, SEQUENCE, VALUE, new_state
 from zbsolve.solver.network import WAIT_LAG, WAIT_PTR, WAIT_TAIL, order_of
 from zbsolve.solver.parts import anneal_parts, in_time, take_out
 from zbsolve.solver.portfolio import plain_drafts
-from zbsolve.solver.tasks import AnnealParts, Case, Length
+from zbsolve.solver.state import BEFORE, DURATION, END, PART, REG, SEQUENCE, VALUE, new_state
+from zbsolve.solver.tasks import AnnealParts, Length
 from zbsolve.timetable import Order
 
 

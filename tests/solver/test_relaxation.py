@@ -18,7 +18,8 @@ from zbsolve.solution import Bound
 from zbsolve.solver import solve
 from zbsolve.solver.certificate import verify_bound
 from zbsolve.solver.line import exact_unit, good_unit, read_line
-from zbsolve.solver.line_model import Limits, Question, ask, build
+from zbsolve.solver.line_answers import Limits, ask
+from zbsolve.solver.line_model import Question, build
 from zbsolve.solver.relaxation import improve_bound, parse_name
 from zbsolve.solver.windows import Windows, climb
 

@@ -8,10 +8,12 @@ from tests.solver.instances import instance, unequal
 from zbsolve.bounds import smallest_limits
 from zbsolve.check import violations
 from zbsolve.placement import Placement
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.network import order_of
 from zbsolve.solver.rhythm import find_rhythm, read_beat, sizes_worth, unroll
-from zbsolve.solver.tasks import Case, Length, Repeat, run
+from zbsolve.solver.running import run
+from zbsolve.solver.tasks import Length, Repeat
 
 
 def rhythm_of(case, fused, size, most, work=0.2):

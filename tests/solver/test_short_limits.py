@@ -13,11 +13,12 @@ from zbsolve.simulate import simulate
 from zbsolve.solution import Bound
 from zbsolve.solver import crew, driver, solve
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import holds_all, plain
 from zbsolve.solver.director import Director
 from zbsolve.solver.incumbent import Incumbent
 from zbsolve.solver.pool import Pool
-from zbsolve.solver.tasks import Case, Done, Publish
+from zbsolve.solver.tasks import Done, Publish
 
 
 def best_published(problem):

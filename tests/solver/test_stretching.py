@@ -12,12 +12,13 @@ from zbsolve.catalog import baseline
 from zbsolve.check import violations
 from zbsolve.simulate import simulate
 from zbsolve.solver import solve
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.network import nodes_of
+from zbsolve.solver.running import run as run_task
 from zbsolve.solver.smaller import carried_over, shorter, small_sizes, smaller_case, turn_over
 from zbsolve.solver.stretching import Plan, leave_out, loops, plans, run_loops
-from zbsolve.solver.tasks import Case, Length, Tune, Tuned
-from zbsolve.solver.tasks import run as run_task
+from zbsolve.solver.tasks import Length, Tune, Tuned
 from zbsolve.solver.tuning import changed
 
 

@@ -178,7 +178,8 @@ def solve_robust(
 def _met(pool: Pool, within: float, seed: int) -> Iterator[Order]:
     """The orders that a search met and that are good enough to choose from."""
     from zbsolve.solver.network import order_of
-    from zbsolve.solver.tasks import Find, Found, Length, Scan, run
+    from zbsolve.solver.running import run
+    from zbsolve.solver.tasks import Find, Found, Length, Scan
 
     problem, worst = pool.case.problem, (1 + within) * pool.incumbent.value_ns
     operations = 3 * problem.placement.stages * problem.microbatches

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from zbsolve.cli._figures import gap_of
 from zbsolve.errors import InvalidInput
+from zbsolve.solution import relative_gap
 from zbsolve.timetable import Violation
 from zbsolve.units import counted
 
@@ -48,7 +48,7 @@ def _about_the_bound(record: SolverRecord) -> list[str]:
         wrong.append(f"it is claimed optimal, but bound {bound} and value {value} differ")
     if record.status == "feasible" and bound == value:
         wrong.append(f"it is claimed feasible only, but bound and value are both {value} ns, which is optimal")
-    gap = gap_of(value, bound)
+    gap = relative_gap(value, bound)
     if not _close(record.gap, gap):
         wrong.append(f"a gap of {_ratio(record.gap)} is claimed, value / bound - 1 is {_ratio(gap)}")
     return wrong

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from zbsolve.cli._text import inert
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from zbsolve.problem import Problem
     from zbsolve.solution import Metrics, Solution
 
-__all__ = ["figures", "fits", "gap_of", "grid", "metrics_fields", "problem_fields", "solution_fields", "table"]
+__all__ = ["figures", "fits", "grid", "metrics_fields", "problem_fields", "solution_fields", "table"]
 
 MOST_RANKS_LISTED = 16
 
@@ -23,13 +22,6 @@ def fits(problem: Problem, metrics: Metrics) -> bool:
     """Whether the peak of every rank is within its limit."""
     limits = problem.limit_bytes
     return all(limit is None or peak <= limit for peak, limit in zip(metrics.peak_bytes, limits, strict=True))
-
-
-def gap_of(value_ns: int, bound_ns: int) -> float:
-    """Value / bound - 1; infinite above a bound of 0."""
-    if value_ns == bound_ns:
-        return 0.0
-    return value_ns / bound_ns - 1 if bound_ns else math.inf
 
 
 def problem_fields(problem: Problem) -> dict[str, object]:

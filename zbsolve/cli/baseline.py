@@ -10,7 +10,7 @@ import click
 
 from zbsolve.cli import _inputs
 from zbsolve.cli._deliver import deliver, require_optimal
-from zbsolve.cli._figures import gap_of, table
+from zbsolve.cli._figures import table
 from zbsolve.cli._output import FILE, Output, output_option, talk_options
 from zbsolve.cli._problem import Asked, Search, complete_schedule, problem_options, search_options
 from zbsolve.cli._search import no_answer_told
@@ -89,7 +89,7 @@ def as_solution(name: str, problem: Problem) -> Solution:
     from zbsolve.catalog import baseline as order_of
     from zbsolve.metrics import metrics
     from zbsolve.simulate import simulate
-    from zbsolve.solution import Solution
+    from zbsolve.solution import Solution, relative_gap
 
     began = time.perf_counter()
     timetable = simulate(problem, order_of(name, problem))
@@ -102,7 +102,7 @@ def as_solution(name: str, problem: Problem) -> Solution:
         value_ns=value,
         lower_bound_ns=bound.value_ns,
         bound=bound.name,
-        gap=gap_of(value, bound.value_ns),
+        gap=relative_gap(value, bound.value_ns),
         seconds=time.perf_counter() - began,
         seed=0,
         method=name,

@@ -163,7 +163,7 @@ def measure_profile(
         split="zbsolve",
         versions=(("torch", str(torch.__version__)), ("python", platform.python_version())),
         samples=repeats,
-        spread=tuple(StageSpread(**{field: _iqr(values) for field, values in lap.items()}) for lap in laps),
+        spread=tuple(StageSpread.of(lap) for lap in laps),
         note="; ".join(notes),
     )
     return Profile(stages=tuple(costs), link=link, name=name, source=source)
@@ -319,10 +319,3 @@ def _device_name(device: torch.device) -> str:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
-
-
-def _iqr(values: Sequence[int]) -> int:
-    if len(values) < 2:
-        return 0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return round(high - low)

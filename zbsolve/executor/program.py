@@ -18,90 +18,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch
 
-from zbsolve.errors import RunError
+from zbsolve.executor.actions import (
+    alone_call,
+    backward_call,
+    evaluation_call,
+    forward_call,
+    joined_weight_call,
+    loss_of,
+    message_call,
+)
 from zbsolve.executor.boundary import Boundary
-from zbsolve.executor.cutoff import stops, warn_if_cut_off, warn_of_stop
-from zbsolve.executor.split import DRAWING
-from zbsolve.executor.transports.protocol import Mail, Tensors
+from zbsolve.executor.desk import AfterForward, Call, Desk, Mark, StageWork, empty_desk
+from zbsolve.executor.transports.protocol import Mail
 from zbsolve.lowering import Action, Do, Lowered
 from zbsolve.ops import Kind, Op
 
-__all__ = ["Desk", "Program", "StageWork", "evaluation_program", "training_program"]
-
-Call = Callable[[], None]
-Mark = Callable[[], Any]
-AfterForward = Callable[[int, Sequence[Any], Sequence[Any], bool], None]
-"""Is given the microbatch, the inputs, the outputs or the loss, and whether those are the loss."""
-
-
-class StageWork(Protocol):
-    """A stage that can run its backward in two halves; `zbsolve.executor.split.SplitStage` is one."""
-
-    module: torch.nn.Module
-
-    def forward(
-        self,
-        key: int,
-        *inputs: Any,
-        split: bool = True,
-        finish: Callable[[Any], Any] | None = None,
-        checkpoint: bool = False,
-    ) -> tuple[Any, ...]:
-        """Run the module on a microbatch; outputs are detached and say whether they want a gradient."""
-
-    def recompute(self, key: int) -> None:
-        """Run it once more, where it has kept a checkpoint alone."""
-
-    def backward_input(self, key: int, grad_outputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The gradients of the inputs."""
-
-    def backward_weight(self, key: int) -> None:
-        """The gradients of the weights, added to ``.grad``."""
-
-    def backward(self, key: int, grad_outputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Both in one."""
-
-    def abandon(self) -> None:
-        """Drop every microbatch in flight."""
-
-
-@dataclass(slots=True)
-class Desk:
-    """What the closures of one rank read and write.
-
-    Parameters
-    ----------
-    mail
-        Tensors by message.
-    inputs, targets
-        By microbatch, where this rank has stage 0 and the last stage.
-    losses
-        By microbatch, detached, as the loss function gave them.
-    input_gradients
-        By microbatch, what stage 0 found for its inputs, where those want a gradient.
-    marks
-        Start and end of every operation, by its place among the computes of the row.
-    passing
-        Three marks a message: sent, waited for from, taken; a rank fills in its own.
-    divisor
-        What the loss is divided by.
-    scale
-        What the loss is multiplied by after that.
-    """
-
-    mail: list[Any]
-    inputs: list[Any]
-    targets: list[Any]
-    losses: list[Any]
-    input_gradients: list[Any]
-    marks: list[Any]
-    passing: list[Any]
-    divisor: int = 1
-    scale: float = 1.0
+__all__ = ["Program", "evaluation_program", "training_program"]
 
 
 @dataclass(slots=True)
@@ -128,20 +63,6 @@ class Program:
     cut: int = 0
     desk: Desk = field(default_factory=lambda: Desk([], [], [], [], [], [], []))
     ran: bool = False
-
-
-def empty_desk(lowered: Lowered, rank: int, microbatches: int) -> Desk:
-    """A desk with a place for everything."""
-    computes = sum(action.do is Do.COMPUTE for action in lowered.rows[rank])
-    return Desk(
-        mail=[None] * len(lowered.messages),
-        inputs=[None] * microbatches,
-        targets=[None] * microbatches,
-        losses=[None] * microbatches,
-        input_gradients=[None] * microbatches,
-        marks=[None] * (2 * computes),
-        passing=[None] * (3 * len(lowered.messages)),
-    )
 
 
 def training_program(
@@ -205,23 +126,23 @@ def training_program(
         into, out = entering.get(op), leaving.get(op)
         stage, key = stages[op.stage], op.microbatch
         if op.kind is Kind.FORWARD:
-            finish = _loss(desk, key, loss_fn) if op.stage == last_stage else None
+            finish = loss_of(desk, key, loss_fn) if op.stage == last_stage else None
             split = (op.stage, key) not in whole
             behind = None if out is None else boundaries[out]
             look = after_forward(op.stage)
-            return _forward(
+            return forward_call(
                 desk, at, mark, op.stage, stage, key, into, out,
                 split=split, checkpoint=(op.stage, key) in again, alone=alone, finish=finish, behind=behind, look=look,
             )  # fmt: skip
         if op.kind is Kind.RECOMPUTE:
-            return _alone(desk, at, mark, stage.recompute, key)
+            return alone_call(desk, at, mark, stage.recompute, key)
         together = (op.stage, key) in joined
         if op.kind is Kind.BACKWARD_WEIGHT:
-            return _done_with_input(desk, at) if together else _alone(desk, at, mark, stage.backward_weight, key)
+            return joined_weight_call(desk, at) if together else alone_call(desk, at, mark, stage.backward_weight, key)
         run = stage.backward_input if op.kind is Kind.BACKWARD_INPUT and not together else stage.backward
         ahead = None if out is None else boundaries[out]
         behind = None if into is None else boundaries[into]
-        return _backward(desk, at, mark, op.stage, run, key, into, out, behind=behind, ahead=ahead)
+        return backward_call(desk, at, mark, op.stage, run, key, into, out, behind=behind, ahead=ahead)
 
     waiting_for_sends: list[tuple[Action, Call]] = []
     for number, action in enumerate((*(row[i] for i in (*first, *rest)), None)):
@@ -272,7 +193,7 @@ def evaluation_program(
             op, at = action.op, 2 * len(program.ops)
             assert op.microbatch is not None
             out = leaving.get(op)
-            made: Call | None = _evaluate(
+            made: Call | None = evaluation_call(
                 desk, at, mark, stages[op.stage].module, op.microbatch, entering.get(op), out, keep,
                 None if out is None else boundaries[out],
             )  # fmt: skip
@@ -283,45 +204,6 @@ def evaluation_program(
             program.actions.append(action)
             program.calls.append(made)
     return program
-
-
-def message_call(action: Action, desk: Desk, mail: Mail, mark: Mark) -> Call | None:
-    """The function of an action that is no compute, or None where it means nothing to the transport."""
-    letters, passing, number = desk.mail, desk.passing, action.message
-    at = 3 * number
-    if action.do is Do.POST:
-        return mail.poster(number)
-    if action.do is Do.COMPLETE:
-        return mail.completer(number)
-    if action.do is Do.WAIT:
-        wait = mail.waiter(number)
-
-        def take() -> None:
-            passing[at + 1] = mark()
-            letters[number] = wait()
-            passing[at + 2] = mark()
-
-        return take
-    if action.do is Do.SEND:
-        send = mail.sender(number)
-
-        def give() -> None:
-            tensors = letters[number]
-            letters[number] = None
-            passing[at] = mark()
-            send(tensors)
-
-        return give
-    if action.do is Do.HAND_OVER:
-        keep = mail.keeper()
-        if keep is None:
-            return None
-
-        def hand_over() -> None:
-            letters[number] = keep(letters[number])
-
-        return hand_over
-    return None
 
 
 def _joined(row: Sequence[Action], leaving: Mapping[Op, int]) -> set[tuple[int, int | None]]:
@@ -345,170 +227,3 @@ def _ends(lowered: Lowered, rank: int) -> tuple[dict[Op, int], dict[Op, int]]:
         if message.sender == rank:
             leaving[message.tail] = number
     return entering, leaving
-
-
-def _forward(
-    desk: Desk,
-    at: int,
-    mark: Mark,
-    number: int,
-    stage: StageWork,
-    key: int,
-    into: int | None,
-    out: int | None,
-    *,
-    split: bool,
-    checkpoint: bool,
-    alone: bool,
-    finish: Callable[[Any], Any] | None,
-    behind: Boundary | None,
-    look: AfterForward | None,
-) -> Call:
-    letters, marks, run = desk.mail, desk.marks, stage.forward
-    source, place = (desk.inputs, key) if into is None else (letters, into)
-    kept = {"checkpoint": True} if checkpoint else {}
-    if alone:
-        run = _drawing_alone(run)
-
-    def forward() -> None:
-        inputs = source[place]
-        if source is letters:
-            source[place] = None
-        marks[at] = mark()
-        outputs = run(key, *inputs, split=split, finish=finish, **kept)
-        marks[at + 1] = mark()
-        if look is not None:
-            look(key, inputs, outputs if finish is None else (desk.losses[key],), finish is not None)
-        if behind is not None:
-            if behind.specs is None:
-                warn_if_cut_off(number, stage.module, inputs, outputs)
-            behind.check(outputs, key)
-            letters[out] = outputs  # type: ignore[index]
-
-    return forward
-
-
-def _backward(
-    desk: Desk,
-    at: int,
-    mark: Mark,
-    number: int,
-    run: Callable[[int, Sequence[Any]], tuple[Any, ...]],
-    key: int,
-    into: int | None,
-    out: int | None,
-    *,
-    behind: Boundary | None,
-    ahead: Boundary | None,
-) -> Call:
-    letters, marks, told = desk.mail, desk.marks, desk.input_gradients
-    of_the_loss = (None,)
-    warned = False
-
-    def backward() -> None:
-        if behind is None:
-            gradients: Sequence[Any] = of_the_loss
-        else:
-            gradients = behind.returned(letters[into])  # type: ignore[index]
-            letters[into] = None  # type: ignore[index]
-        marks[at] = mark()
-        found = run(key, gradients)
-        marks[at + 1] = mark()
-        if ahead is None:
-            told[key] = found
-            return
-        returning = ahead.returning(found)
-        letters[out] = returning  # type: ignore[index]
-        nonlocal warned
-        if returning and returning[0] is None and not warned and stops(returning, gradients, of_the_loss):
-            warned = True
-            warn_of_stop(number)
-
-    return backward
-
-
-def _drawing_alone(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Not while a rank of this process computes a forward again: they draw from one generator."""
-
-    def drawing_alone(*inputs: Any, **how: Any) -> Any:
-        with DRAWING:
-            return run(*inputs, **how)
-
-    return drawing_alone
-
-
-def _alone(desk: Desk, at: int, mark: Mark, run: Callable[[int], None], key: int) -> Call:
-    """What takes nothing in and hands nothing on."""
-    marks = desk.marks
-
-    def alone() -> None:
-        marks[at] = mark()
-        run(key)
-        marks[at + 1] = mark()
-
-    return alone
-
-
-def _done_with_input(desk: Desk, at: int) -> Call:
-    marks = desk.marks
-
-    def nothing() -> None:
-        marks[at] = marks[at + 1] = marks[at - 1]
-
-    return nothing
-
-
-def _evaluate(
-    desk: Desk,
-    at: int,
-    mark: Mark,
-    module: torch.nn.Module,
-    key: int,
-    into: int | None,
-    out: int | None,
-    keep: Callable[[Tensors], Tensors] | None,
-    behind: Boundary | None,
-) -> Call:
-    letters, marks = desk.mail, desk.marks
-    source, place = (desk.inputs, key) if into is None else (letters, into)
-
-    def evaluate() -> None:
-        inputs = source[place]
-        if source is letters:
-            source[place] = None
-        marks[at] = mark()
-        result = module(*inputs)
-        marks[at + 1] = mark()
-        outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
-        if behind is None:
-            # the output may be the input itself, which lies in a receive slot
-            desk.losses[key] = outputs if keep is None else keep(outputs)
-        else:
-            behind.check(outputs, key)
-            letters[out] = outputs  # type: ignore[index]
-
-    return evaluate
-
-
-def _loss(desk: Desk, key: int, loss_fn: Callable[..., torch.Tensor]) -> Callable[[Any], Any]:
-    """The last stage's output to what the backward starts from; notes the plain loss."""
-
-    def finish(output: Any) -> torch.Tensor:
-        target = desk.targets[key]
-        loss = loss_fn(output, target)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise RunError(f"the loss function must return one number, got {got}")
-        if loss.dim():
-            loss = loss.reshape(())
-        if not loss.requires_grad:
-            raise RunError(
-                "the loss has no gradient, so nothing would learn: is the output or the loss detached, turned into a "
-                "plain number, computed under no_grad, or is every parameter frozen?"
-            )
-        desk.losses[key] = loss.detach()
-        if desk.divisor != 1:
-            loss = loss / desk.divisor
-        return loss if desk.scale == 1.0 else loss * desk.scale
-
-    return finish

@@ -14,9 +14,10 @@ from zbsolve.errors import RunError
 from zbsolve.executor.batch import give_back
 from zbsolve.executor.boundary import Boundary, described
 from zbsolve.executor.clock import Clock, clock_of
+from zbsolve.executor.desk import Call, StageWork
 from zbsolve.executor.finite import FiniteWatch, Mode
 from zbsolve.executor.optimizer import PostValidatedOptimizer, Validation
-from zbsolve.executor.program import Call, Program, StageWork, evaluation_program, training_program
+from zbsolve.executor.program import Program, evaluation_program, training_program
 from zbsolve.executor.split import SharedByStages, SplitStage
 from zbsolve.executor.story import waiting_for
 from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped

@@ -9,14 +9,17 @@ the end of its row, in the same order everywhere, so replicas stay bitwise equal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from zbsolve.errors import InvalidInput
+from zbsolve.executor.parallel import MeshPlace
+from zbsolve.executor.rank import Rank
 from zbsolve.executor.transports.protocol import Endpoint
+from zbsolve.placement import Placement
 
-__all__ = ["ReplicaSum"]
+__all__ = ["ReplicaSum", "average_replicas", "sum_replicas"]
 
 
 class ReplicaSum:
@@ -96,3 +99,45 @@ def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             )
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     return [*found, torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)]
+
+
+def sum_replicas(ranks: Iterable[Rank], placement: Placement) -> None:
+    """Let ranks sum the gradients of the stages that others hold as well.
+
+    Raises
+    ------
+    InvalidInput
+        If such a stage shares a parameter with another stage of its rank.
+    """
+    for rank in ranks:
+        shared = {s: placement.holders(s) for s in rank.stages if len(placement.holders(s)) > 1}
+        for numbers in rank.shared.holders.values():
+            if not numbers.isdisjoint(shared):
+                raise InvalidInput(
+                    f"stages {', '.join(map(str, sorted(numbers)))} share a parameter on rank {rank.number} and "
+                    "lie on other ranks, too, where copies would drift apart; give each stage its own"
+                )
+        if shared:
+            rank.endpoint.befriend(sorted({r for holders in shared.values() for r in holders} - {rank.number}))
+            modules = {s: rank.stages[s].module for s in shared}
+            rank.around.append(ReplicaSum(rank.endpoint, modules, shared))
+
+
+def average_replicas(ranks: Iterable[Rank], placement: Placement, place: MeshPlace, *, same: str) -> None:
+    """Let ranks average gradients with the pipelines beside theirs.
+
+    Parameters
+    ----------
+    ranks
+        Of this process.
+    placement
+        Which ranks of this pipeline hold which stages.
+    place
+        Where this process is in the mesh.
+    same
+        What all pipelines must have the same.
+    """
+    for rank in ranks:
+        modules = {s: work.module for s, work in rank.stages.items()}
+        late = [s for s in rank.stages if len(placement.holders(s)) > 1]
+        rank.around += place.means(modules, late=late, same=same)

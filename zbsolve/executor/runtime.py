@@ -5,33 +5,37 @@
     Pipeline    one object for all ranks (threads) or for this process's rank (torchrun)
       crew      threads, and what watches them
       rank      one rank's program, step by step
-        program     actions as ready-made functions
+        program     actions as ready-made functions, in order
+        actions     what each of them does, on the rank's desk
         boundary    what passes between stages
       transports/   how it passes
+      microbatches  a batch's way in, and out again
       updating      the optimizer's place in the row
       tracing       what was measured
+      saving        what training goes on from
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from zbsolve.errors import InvalidInput, RunError
-from zbsolve.executor.batch import cut_batch
-from zbsolve.executor.building import building, settings_shown, shapes_of, timetable_named
+from zbsolve.errors import InvalidInput
+from zbsolve.executor.building import building, settings_shown, timetable_named
 from zbsolve.executor.crew import Crew
 from zbsolve.executor.feed import Feed
 from zbsolve.executor.finite import Mode, NonFinite
+from zbsolve.executor.microbatches import cut_for, given, joined, merged, reduced, shared
 from zbsolve.executor.optimizer import LossScale, Validation
 from zbsolve.executor.parallel import MeshPlace
 from zbsolve.executor.patience import Patience
 from zbsolve.executor.rank import Rank
-from zbsolve.executor.replicas import ReplicaSum
+from zbsolve.executor.replicas import average_replicas, sum_replicas
+from zbsolve.executor.saving import restore, state_of
 from zbsolve.executor.solo import Solo
 from zbsolve.executor.staging import Stages, default_transport, device_of, stages_of_ranks
 from zbsolve.executor.tracing import measured_rows, rows_of_all, trace_of
@@ -197,9 +201,10 @@ class Pipeline:
                 )
                 for endpoint, works in zip(endpoints, held, strict=True)
             )
-            self._sum_replicas()
+            sum_replicas(self.ranks, placement)
             if place is not None:
-                self._average_replicas(place)
+                same = repr((self.timetable.order, loss_reduction, accumulation_steps))
+                average_replicas(self.ranks, placement, place, same=same)
             for rank in self.ranks:
                 rank.alone = len(self.ranks) == 1
                 rank.finite.skips = optimizer is not None and check_overflow
@@ -230,29 +235,6 @@ class Pipeline:
         if transport is None and isinstance(self.transport, Distributed):
             # the end of the process has words of its own
             weakref.finalize(self, self.transport.drop).atexit = False
-
-    def _sum_replicas(self) -> None:
-        placement = self.problem.placement
-        for rank in self.ranks:
-            shared = {s: placement.holders(s) for s in rank.stages if len(placement.holders(s)) > 1}
-            for numbers in rank.shared.holders.values():
-                if not numbers.isdisjoint(shared):
-                    raise InvalidInput(
-                        f"stages {', '.join(map(str, sorted(numbers)))} share a parameter on rank {rank.number} and "
-                        "lie on other ranks, too, where copies would drift apart; give each stage its own"
-                    )
-            if shared:
-                rank.endpoint.befriend(sorted({r for holders in shared.values() for r in holders} - {rank.number}))
-                modules = {s: rank.stages[s].module for s in shared}
-                rank.around.append(ReplicaSum(rank.endpoint, modules, shared))
-
-    def _average_replicas(self, place: MeshPlace) -> None:
-        placement = self.problem.placement
-        same = repr((self.timetable.order, self._reduction, self._accumulation))
-        for rank in self.ranks:
-            modules = {s: work.module for s, work in rank.stages.items()}
-            shared = [s for s in rank.stages if len(placement.holders(s)) > 1]
-            rank.around += place.means(modules, late=shared, same=same)
 
     def close(self) -> None:
         """Let go of all connections; the pipeline cannot be used any more.
@@ -319,14 +301,14 @@ class Pipeline:
         def work(rank: Rank) -> list[Any]:
             made = []
             for batch, target in feed.reader():
-                with self._crew.call("step", **self._given(rank, batch, target)):
-                    inputs, targets = self._cut(rank, batch, target)
+                with self._crew.call("step", **given(rank, batch, target)):
+                    inputs, targets = cut_for(rank, self.problem.microbatches, batch, target)
                     update = (rank.steps + 1) % self._accumulation == 0
                     losses = rank.step(inputs, targets, divisor=divisor, update=update)
-                    made.append(self._shared(rank, [None if loss is None else (loss,) for loss in losses]))
+                    made.append(shared(rank, self.problem, [None if loss is None else (loss,) for loss in losses]))
             return made
 
-        return [self._reduced(self._merged(per_rank)) for per_rank in zip(*self._crew.run(work), strict=True)]
+        return [reduced(merged(per_rank), self._reduction) for per_rank in zip(*self._crew.run(work), strict=True)]
 
     def eval(self, batch: Any = None) -> Any:
         """Run the forwards alone, without gradients and with the modules in evaluation mode.
@@ -337,18 +319,12 @@ class Pipeline:
         """
 
         def work(rank: Rank) -> list[Any]:
-            with self._crew.call("eval", **self._given(rank, batch)):
+            with self._crew.call("eval", **given(rank, batch)):
                 rank.validate()
-                inputs, _ = self._cut(rank, batch, None, training=False)
-                return self._shared(rank, rank.evaluate(inputs))
+                inputs, _ = cut_for(rank, self.problem.microbatches, batch, training=False)
+                return shared(rank, self.problem, rank.evaluate(inputs))
 
-        outputs = self._merged(self._crew.run(work))
-        if outputs is None:
-            return None
-        joined = tuple(
-            torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*outputs, strict=True)
-        )
-        return joined[0] if len(joined) == 1 else joined
+        return joined(merged(self._crew.run(work)))
 
     def trace(self) -> Trace:
         """The measured times of the last steps (at most 256); in the order of the timetable. Every rank calls it.
@@ -409,14 +385,7 @@ class Pipeline:
         Tensors are not copied. Random states are the caller's to save. Every rank has to call it.
         """
         self.flush()
-        return {
-            "stages": {
-                rank.number: {s: work.module.state_dict() for s, work in sorted(rank.stages.items())}
-                for rank in self.ranks
-            },
-            "optimizers": {r.number: r.optimizer.state_dict() for r in self.ranks if r.optimizer is not None},
-            "steps": self.ranks[0].steps,
-        }
+        return state_of(self.ranks)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned on the same ranks.
@@ -428,83 +397,8 @@ class Pipeline:
         """
         if not self._crew.torn:
             self.flush()
-        for rank in self.ranks:
-            stages, optimizer = state["stages"].get(rank.number), state["optimizers"].get(rank.number)
-            if stages is None or set(stages) != set(rank.stages):
-                held = "none" if stages is None else sorted(stages)
-                raise InvalidInput(f"the state holds stages {held} for rank {rank.number}, not {sorted(rank.stages)}")
-            if (optimizer is None) != (rank.optimizer is None):
-                has, lacks = ("the pipeline", "the state") if optimizer is None else ("the state", "the pipeline")
-                raise InvalidInput(f"{has} has an optimizer for rank {rank.number} and {lacks} has none")
-        for rank in self.ranks:
-            for s, work in rank.stages.items():
-                work.module.load_state_dict(state["stages"][rank.number][s])
-            if rank.optimizer is not None:
-                rank.optimizer.forget()
-                rank.optimizer.load_state_dict(state["optimizers"][rank.number])
-                rank.training.desk.scale = rank.optimizer.loss_scale
-            rank.steps = int(state["steps"])
+        restore(self.ranks, state)
         self._crew.restored()
-
-    def _given(self, rank: Rank, batch: Any, target: Any = None) -> dict[str, str]:
-        """What must be the same wherever it is given: shapes, where several ranks hold the first or the last stage."""
-        found = {}
-        if rank.has_first and batch is not None:
-            found["batch"] = shapes_of(batch)
-        if rank.has_last and target is not None:
-            found["target"] = shapes_of(target)
-        return found
-
-    def _cut(self, rank: Rank, batch: Any, target: Any, *, training: bool = True) -> tuple[list[Any], list[Any]]:
-        count = self.problem.microbatches
-        nothing: list[Any] = [None] * count
-        inputs, targets = nothing, nothing
-        if rank.has_first:
-            if batch is None:
-                raise InvalidInput(f"rank {rank.number} holds stage 0, so it needs the batch")
-            inputs = cut_batch(batch, count, rank.device, "the batch", wants=training)
-        if rank.has_last and training:
-            if target is None:
-                raise InvalidInput(f"rank {rank.number} holds the last stage, so it needs the target")
-            cut = cut_batch(target, count, rank.device, "the target")
-            targets = [t if isinstance(target, tuple | list) else t[0] for t in cut]
-        return inputs, targets
-
-    def _shared(self, rank: Rank, mine: list[Any]) -> list[Any]:
-        """Where several processes hold the last stage, each for its routes: what they all have, by microbatch."""
-        holders = self.problem.placement.holders(self.problem.placement.stages - 1)
-        if len(holders) < 2 or len(self.ranks) > 1 or rank.number not in holders:
-            return mine
-        own = next((values for values in mine if values is not None), None)
-        route_of, routes = self.problem.route_of or (), self.problem.placement.routes
-        ends = [routes[route][-1] for route in route_of]
-        everyone = list(mine)
-        if own is None:
-            return everyone
-        for values in mine:
-            for other in sorted(set(ends)):
-                if values is not None and other != rank.number:
-                    rank.endpoint.tell(other, values)
-        for microbatch, end in enumerate(ends):
-            if end != rank.number:
-                everyone[microbatch] = tuple(rank.endpoint.hear(end, own))
-        return everyone
-
-    def _merged(self, per_rank: Sequence[list[Any]]) -> list[Any] | None:
-        """One list by microbatch of what the ranks of this process have; None where they have nothing."""
-        merged = [next((v for v in values if v is not None), None) for values in zip(*per_rank, strict=True)]
-        missing = [j for j, values in enumerate(merged) if values is None]
-        if len(missing) == len(merged):
-            return None
-        if missing:
-            raise RunError(f"microbatches {missing} ended on no rank of this process")
-        return merged
-
-    def _reduced(self, losses: list[Any] | None) -> torch.Tensor | None:
-        if losses is None:
-            return None
-        total = torch.stack([loss.to(losses[0][0].device) for (loss,) in losses]).sum()
-        return total / len(losses) if self._reduction == "mean" else total
 
 
 def _peak(rank: Rank) -> int | None:

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.errors import InvalidInput
+from zbsolve.executor.desk import StageWork
 from zbsolve.executor.launch import launched
-from zbsolve.executor.program import StageWork
 from zbsolve.executor.split import SplitStage
 from zbsolve.executor.transports import Distributed, InProcess
 from zbsolve.executor.transports.protocol import Transport

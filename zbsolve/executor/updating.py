@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from zbsolve.executor.desk import StageWork
 from zbsolve.executor.optimizer import PostValidatedOptimizer, validation_points
 from zbsolve.executor.optimizer.verdict import Words
-from zbsolve.executor.program import StageWork
 from zbsolve.executor.transports.protocol import Endpoint
 from zbsolve.lowering import Do, Lowered
 from zbsolve.ops import Kind, Op

@@ -127,7 +127,7 @@ def profile_of(samples: Samples, given: Given, name: object) -> tuple[Profile, t
     for stage in range(stages):
         laps = {kind: samples.durations.get((stage, kind), ()) for kind in _FIELDS}
         costs.append(_cost(stage, laps, samples, given, assumed, name))
-        spread.append(StageSpread(**{_FIELDS[kind]: _interquartile(values) for kind, values in laps.items()}))
+        spread.append(StageSpread.of({_FIELDS[kind]: values for kind, values in laps.items()}))
     notes += [f"{_listed(where)}: {what}" for what, where in assumed.items()]
     like = given.like
     notes += _silent(costs, like)
@@ -216,13 +216,6 @@ def _silent(costs: Iterable[StageCost], like: Profile | None) -> list[str]:
     return [
         f"these durations say nothing about memory, which is 0 where nothing is given: {options}, or --like PROFILE"
     ]
-
-
-def _interquartile(values: Sequence[int]) -> int:
-    if len(values) < 2:
-        return 0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return round(high - low)
 
 
 def _listed(stages: Sequence[int]) -> str:

@@ -6,13 +6,13 @@ them cross of (end of the operation + what follows it). So a part between two bo
 the rest no more than when its inputs arrive, and what follows what it hands on: see
 `zbsolve.solver.parts`.
 
-A kernel, as in `zbsolve.solver.moves`.
+A kernel, as in `zbsolve.solver.state`.
 """
 
 from __future__ import annotations
 
-from zbsolve.solver.moves import BEFORE, DURATION, END, LAST, PART, SEQUENCE
 from zbsolve.solver.network import SHAPE, WAIT_LAG, WAIT_PTR, WAIT_TAIL, Table
+from zbsolve.solver.state import BEFORE, DURATION, END, LAST, PART, SEQUENCE
 
 __all__ = ["tails"]
 

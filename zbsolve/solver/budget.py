@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["STEPS_PER_DETERMINISTIC_SECOND", "Budget"]
+__all__ = ["PUNCTUAL", "STEPS_PER_DETERMINISTIC_SECOND", "Budget"]
 
 STEPS_PER_DETERMINISTIC_SECOND = 300_000
 """What one unit of CP-SAT's deterministic time costs of a work limit."""
+
+PUNCTUAL = 0.95
+"""The part of its time that CP-SAT is given; it takes some more to notice the end."""
 
 
 class Budget:
@@ -41,10 +44,19 @@ class Budget:
         if self._parent is not None:
             self._parent.spend(steps)
 
+    def spend_deterministic(self, work: float) -> None:
+        """Count what CP-SAT has worked, in its own measure."""
+        self.spend(int(work * STEPS_PER_DETERMINISTIC_SECOND))
+
     @property
     def steps_left(self) -> int | None:
         """Steps left; None for no limit."""
         return None if self.steps is None else max(0, self.steps - self.spent)
+
+    @property
+    def deterministic_left(self) -> float | None:
+        """What is left in CP-SAT's measure of work; None for no limit."""
+        return None if self.steps_left is None else self.steps_left / STEPS_PER_DETERMINISTIC_SECOND
 
     @property
     def seconds_left(self) -> float:

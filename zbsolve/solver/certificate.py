@@ -16,7 +16,8 @@ from zbsolve.bounds.lighter import lighter
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
 from zbsolve.solver.line import Line, exact_unit, read_line, reads
-from zbsolve.solver.line_model import Limits, Question, ask
+from zbsolve.solver.line_answers import Limits, ask
+from zbsolve.solver.line_model import Question
 from zbsolve.solver.relaxation import KINDS, Relaxation, parse_name
 from zbsolve.solver.windows import Windows, climb
 

@@ -22,9 +22,9 @@ from zbsolve.metrics import metrics
 from zbsolve.ops import Kind
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
-from zbsolve.solution import Solution
+from zbsolve.solution import Solution, relative_gap
 from zbsolve.solver.again import choices, folded, neighbours, readings, stripped, thinned, unfolded
-from zbsolve.solver.incumbent import Progress, relative_gap
+from zbsolve.solver.incumbent import Progress
 from zbsolve.timetable import Order, Timetable
 
 __all__ = ["Inner", "Limits", "solve_choosing"]

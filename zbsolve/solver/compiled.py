@@ -18,17 +18,22 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from zbsolve.solver import borders, listing, moves, walks
-from zbsolve.solver.moves import new_state
+from zbsolve.solver import borders, listing, moves, network, state, timing, walks
 from zbsolve.solver.network import Table
+from zbsolve.solver.state import new_state
 
 __all__ = ["Kernels", "cache_folder", "compiled", "environment", "holds_all", "plain", "ready_to_move"]
 
-_MODULES = (moves, walks, listing, borders)
+_MODULES = (state, timing, moves, walks, listing, borders)
+"""Where the kernels are."""
+
+_SOURCES = (network, *_MODULES)
+"""What they are compiled from: the numbers of a network's rows are compiled in, too."""
+
 _ENTRIES = (
     listing.list_schedule,
-    moves.load,
-    moves.critical,
+    timing.load,
+    timing.critical,
     walks.anneal_moves,
     walks.tabu_moves,
     borders.tails,
@@ -112,7 +117,7 @@ def cache_folder() -> Path | None:
     try:
         root = Path(given) if given else Path.home() / ".cache"
         # where the source lies counts, too: numba keeps what it compiled apart by that
-        source = __file__ + "".join(inspect.getsource(module) for module in _MODULES)
+        source = __file__ + "".join(inspect.getsource(module) for module in _SOURCES)
         folder = root / "zbsolve" / hashlib.sha256(source.encode()).hexdigest()[:16]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as trial:

@@ -22,8 +22,10 @@ from collections import deque
 from pathlib import Path
 from typing import Protocol
 
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import cache_folder, environment, holds_all
-from zbsolve.solver.tasks import Case, Done, Find, Task, Warm, run
+from zbsolve.solver.running import run
+from zbsolve.solver.tasks import Done, Find, Task, Warm
 from zbsolve.solver.worker import read_message, write_message
 
 __all__ = ["Crew", "InLine", "Processes"]

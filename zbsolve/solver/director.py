@@ -8,36 +8,15 @@ work is counted in steps, else in seconds, so the choice is as reproducible as t
 
 from __future__ import annotations
 
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from zbsolve.solver.budget import Budget
-from zbsolve.solver.pool import Entry, Pool
-from zbsolve.solver.rhythm import sizes_worth
-from zbsolve.solver.smaller import small_sizes, worth_shrinking
-from zbsolve.solver.tasks import (
-    Anneal,
-    AnnealParts,
-    Bounded,
-    Done,
-    Find,
-    Found,
-    Length,
-    Prove,
-    Rearrange,
-    Relax,
-    Repeat,
-    Rule,
-    Scan,
-    Shrink,
-    Tabu,
-    Task,
-    Tune,
-    Tuned,
-)
+from zbsolve.solver.pool import Pool
+from zbsolve.solver.proposals import SETTLED, Proposals
+from zbsolve.solver.tasks import Bounded, Done, Find, Found, Length, Task, Tuned
 
 __all__ = ["ARMS", "Arm", "Director", "Pending"]
 
@@ -57,36 +36,6 @@ ARMS = {
 
 _FADING = 0.8
 """What a task's gain still counts for after the next of its arm."""
-
-_TEMPERATURES = (0.6, 1.1, 0.3, 1.8)
-"""Starting temperatures of annealing, in the order in which they are tried: in mean operations of a rank."""
-
-_SLACKS = (1.7, 1.0, 2.5, 0.6)
-"""How much worse the next order of a tabu search may be, in mean operations of a rank."""
-
-_STARTS = 24
-"""Short annealing starts before the longer ones."""
-
-_CPSAT_NODES = 700
-"""Beyond this many operations CP-SAT finds nothing on the whole problem."""
-
-_PART_NODES = 6_000
-"""Beyond this many, reading the model in takes longer than a part is worth."""
-
-_SETTLED = 6_000
-"""Operations of an order that annealing sees enough of in the usual time; of more its share falls."""
-
-_PARTED = 1_500
-"""From this many on, parts of an order are annealed for themselves."""
-
-_RELAXED = 12_000
-"""Beyond this many, relaxations see only small parts of the problem and are asked for a short time."""
-
-_FIRST = 6
-"""Annealing starts before bounds are worked on: what they find tells where the bound has to reach."""
-
-_RULES = 8
-"""Rules of the list scheduler that are kept for each number of microbatches."""
 
 _LOST = 3
 """Lost tasks after which an arm is left alone."""
@@ -146,8 +95,8 @@ class Director:
 
     Attributes
     ----------
-    warm
-        Whether compiled kernels are ready; until then only what needs none is handed out.
+    proposals
+        What the arms would do next.
     """
 
     def __init__(
@@ -163,62 +112,19 @@ class Director:
         self.pool = pool
         self.budget = budget
         self.size = size
-        self.gap = gap
-        self.warm = True
-        self._rng = random.Random(seed)
-        self._runs = 0
-        self._stale = 0
-        self._repeated = self._walks = 0
-        self._whole = self._left()
-        self._asked: tuple[int, int] | None = None
-        self._relaxing, self._relaxed = False, (0, 0)
-        self._anneals = "annealing" not in without
-        self._rules: dict[int, tuple[Rule, ...]] = {}
-        self._tunes = 0
+        self.proposals = Proposals(pool, budget, size=size, seed=seed, gap=gap, anneals="annealing" not in without)
         self._first: deque[Task] = deque()
         self._opening = Arm("published schedules", 0.0, lambda: None)
-        propose = (
-            self._scan,
-            self._tune,
-            self._anneal,
-            self._anneal_parts,
-            self._tabu,
-            self._shrink,
-            self._repeat,
-            self._prove,
-            self._rearrange,
-            self._relax,
-        )
         self.arms = [
-            Arm(name, floor, make)
-            for (name, floor), make in zip(ARMS.items(), propose, strict=True)
-            if name not in without
+            Arm(name, floor, self.proposals.by_arm[name]) for name, floor in ARMS.items() if name not in without
         ]
         for arm in self.arms:
             if arm.name == "annealing":
-                arm.floor *= min(1.0, _SETTLED / pool.case.nodes)
+                arm.floor *= min(1.0, SETTLED / pool.case.nodes)
             elif arm.name == "list scheduler, tuned rule":
-                arm.floor *= min(3.0, max(1.0, pool.case.nodes / _SETTLED))
+                arm.floor *= min(3.0, max(1.0, pool.case.nodes / SETTLED))
             elif arm.name == "annealing, part of an order":
-                arm.floor *= min(1.0, pool.case.nodes / _SETTLED)
-
-    def _left(self) -> float:
-        """Work left for all workers together."""
-        steps = self.budget.steps_left
-        return self.size * self.budget.seconds_left if steps is None else float(steps)
-
-    def _length(self, share: float, most: float = 1.0) -> Length:
-        """A part of the whole work, but at most such a part of what is left for one worker."""
-        work = min(share * self._whole, most * self._left() / self.size)
-        if self.budget.steps is None:
-            return Length(seconds=max(0.05, work))
-        return Length(steps=max(1, int(work)))
-
-    def _target(self) -> int:
-        return int(self.pool.incumbent.bound.value_ns * (1 + self.gap))
-
-    def _seed(self) -> int:
-        return self._rng.getrandbits(31)
+                arm.floor *= min(1.0, pool.case.nodes / SETTLED)
 
     def open_with(self, tasks: Iterable[Task]) -> None:
         """Hand these out before anything else."""
@@ -265,11 +171,8 @@ class Director:
             if before:
                 pending.gain += max(0.0, incumbent.bound.value_ns / before - 1)
         elif isinstance(find, Tuned):
-            both = {rule.value_ns: rule for rule in (*find.rules, *self._rules.get(find.microbatches, ()))}
-            self._rules[find.microbatches] = tuple(both[value] for value in sorted(both)[:_RULES])
+            self.proposals.learn(find)
         elif isinstance(find, Done):
-            if isinstance(pending.task, Relax):
-                self._relaxing = False
             if find.lost and pending.opens and self._opening.lost < _LOST:
                 self._first.append(pending.task)
             self.budget.spend(find.steps)
@@ -277,146 +180,4 @@ class Director:
             pending.arm.work += (time.perf_counter() - pending.began if timed else find.steps) - pending.work
             pending.arm.lost += find.lost
             pending.arm.gain = _FADING * pending.arm.gain + pending.gain
-            if isinstance(pending.task, Anneal):
-                self._stale = 0 if pending.gain else self._stale + 1
-
-    def _scan(self) -> Scan | None:
-        return Scan(plain=False, length=self._length(0.03, 0.2), seed=self._seed(), keep=100, target_ns=self._target())
-
-    def _tune(self) -> Tune | None:
-        """Rules of the list scheduler, on fewer microbatches and on all in turn."""
-        if not self.warm:
-            return None
-        case = self.pool.case
-        whole = case.problem.microbatches
-        sizes = [*small_sizes(case), whole]
-        size = sizes[self._tunes % len(sizes)]
-        # the first ones have to find what the others start from
-        share = 0.15 if case.nodes > _SETTLED and self._tunes < self.size else 0.06
-        self._tunes += 1
-        # where there are none yet for this number, those for another do
-        rules = self._rules.get(size) or next(iter(self._rules.values()), ())
-        return Tune(
-            microbatches=size,
-            rules=rules,
-            target_ns=self._target() if size == whole else 0,
-            length=self._length(share, 0.5),
-            seed=self._seed(),
-        )
-
-    def _anneal(self) -> Anneal | None:
-        if not self.warm:
-            return None
-        entries = self.pool.entries
-        run, self._runs = self._runs, self._runs + 1
-        if run < _STARTS:
-            entry = entries[int(len(entries) * (run / _STARTS) ** 2)]
-            length = self._length(0.01, 0.3)
-        else:
-            entry = self._good(entries)
-            length = self._length(0.03 * 1.3 ** min(8, self._stale / self.size), 0.7)
-        return Anneal(
-            sequence=entry.sequence,
-            fused=entry.fused,
-            first=_TEMPERATURES[run % len(_TEMPERATURES)] * self.pool.case.problem.placement.ranks / len(entry.fused),
-            ratio=1 / 30,
-            target_ns=self._target(),
-            length=length,
-            seed=self._seed(),
-        )
-
-    def _tabu(self) -> Tabu | None:
-        """Tabu search, from the pool's front and, every other time, from the best few."""
-        if not self.warm or (self._runs < _FIRST and self._anneals):
-            return None
-        entries = self.pool.entries
-        run, self._walks = self._walks, self._walks + 1
-        entry = entries[min(run // 2, len(entries) - 1)] if run < _STARTS and run % 2 else self._good(entries)
-        slack = _SLACKS[run % len(_SLACKS)] * self.pool.case.problem.placement.ranks / len(entry.fused)
-        return Tabu(
-            sequence=entry.sequence,
-            fused=entry.fused,
-            slack=slack,
-            target_ns=self._target(),
-            length=self._length(0.03, 0.4),
-            seed=self._seed(),
-        )
-
-    def _anneal_parts(self) -> AnnealParts | None:
-        if not self.warm or self.pool.case.nodes < _PARTED:
-            return None
-        entry = self._good(self.pool.entries)
-        return AnnealParts(
-            sequence=entry.sequence,
-            fused=entry.fused,
-            target_ns=self._target(),
-            length=self._length(0.04, 0.4),
-            seed=self._seed(),
-        )
-
-    def _shrink(self) -> Shrink | None:
-        if not (self.warm and worth_shrinking(self.pool.case)):
-            return None
-        entry = self._good(self.pool.entries)
-        return Shrink(sequence=entry.sequence, fused=entry.fused, length=self._length(0.04, 0.4), seed=self._seed())
-
-    def _repeat(self) -> Repeat | None:
-        """A steady state for the next size of its window, each once."""
-        sizes = sizes_worth(self.pool.case.problem)
-        if not self.warm or (self._runs < _FIRST and self._anneals) or self._repeated >= len(sizes):
-            return None
-        self._repeated += 1
-        return Repeat(
-            size=sizes[self._repeated - 1],
-            value_ns=self.pool.incumbent.value_ns,
-            target_ns=self._target(),
-            length=self._length(0.06, 0.4),
-            seed=self._seed(),
-        )
-
-    def _prove(self) -> Prove | None:
-        """CP-SAT on the best order, once for each."""
-        entry = self.pool.entries[0]
-        key = (entry.value_ns, self.pool.incumbent.bound.value_ns)
-        if (self._runs < _STARTS and self._anneals) or key == self._asked or len(entry.sequence) > _CPSAT_NODES:
-            return None
-        self._asked = key
-        return Prove(
-            sequence=entry.sequence,
-            fused=entry.fused,
-            value_ns=entry.value_ns,
-            bound_ns=key[1],
-            length=self._length(0.05, 0.5),
-            seed=self._seed(),
-        )
-
-    def _rearrange(self) -> Rearrange | None:
-        entry = self._good(self.pool.entries)
-        if (self._runs < _STARTS and self._anneals) or len(entry.sequence) > _PART_NODES:
-            return None
-        return Rearrange(
-            sequence=entry.sequence,
-            fused=entry.fused,
-            value_ns=entry.value_ns,
-            length=self._length(0.04, 0.3),
-            seed=self._seed(),
-        )
-
-    def _relax(self) -> Relax | None:
-        """The bound, one task at a time: with several workers it keeps one of them until the end."""
-        large = self.pool.case.nodes > _RELAXED
-        key = (0 if large else self.pool.incumbent.value_ns, self.pool.incumbent.bound.value_ns)
-        early = self._tunes < 2 if large else self._runs < _FIRST and self._anneals
-        if early or self._relaxing or key == self._relaxed:
-            return None
-        self._relaxing, self._relaxed = True, key
-        return Relax(
-            value_ns=self.pool.incumbent.value_ns,
-            bound=self.pool.incumbent.bound,
-            length=self._length(0.05, 0.1) if large else self._length(1.0, 1.0 if self.size > 1 else 0.4),
-            seed=self._seed(),
-        )
-
-    def _good(self, entries: list[Entry]) -> Entry:
-        """One of the best few."""
-        return entries[min(len(entries) - 1, int(4 * self._rng.random() ** 2))]
+            self.proposals.done(pending.task, gained=bool(pending.gain))

@@ -24,19 +24,20 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
 from zbsolve.simulate import Timer, simulate
-from zbsolve.solution import Bound, Solution
+from zbsolve.solution import Bound, Solution, relative_gap
 from zbsolve.solver.again import may_gain, stripped
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.choosing import Limits, solve_choosing
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.crew import Crew, InLine, Processes
 from zbsolve.solver.director import Director
 from zbsolve.solver.fusing import fuse
-from zbsolve.solver.incumbent import Incumbent, Progress, relative_gap
+from zbsolve.solver.incumbent import Incumbent, Progress
 from zbsolve.solver.pool import Pool
 from zbsolve.solver.portfolio import add_plain, add_published, plain_drafts, published_names
 from zbsolve.solver.smaller import carried_over
-from zbsolve.solver.tasks import Case, Length, Publish, Scan
+from zbsolve.solver.tasks import Length, Publish, Scan
 from zbsolve.solver.twins import order_in_turn
 from zbsolve.solver.work import Work
 from zbsolve.timetable import Order, Timetable

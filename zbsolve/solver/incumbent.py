@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zbsolve.solution import Bound
+from zbsolve.solution import Bound, relative_gap
 from zbsolve.timetable import Order
 
-__all__ = ["Incumbent", "Progress", "relative_gap"]
+__all__ = ["Incumbent", "Progress"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,6 @@ class Progress:
     method: str
     bound: str
     arm: str = ""
-
-
-def relative_gap(value_ns: int, bound_ns: int) -> float:
-    """Value / bound - 1; infinite above a bound of 0."""
-    if value_ns == bound_ns:
-        return 0.0
-    return value_ns / bound_ns - 1 if bound_ns else math.inf
 
 
 class Incumbent:

@@ -11,7 +11,7 @@ memory still leaves room for the oldest unfinished microbatch of its rank to run
 the weight gradients that can run have run. The oldest unfinished microbatch of the whole pipeline
 is the oldest on every rank where it is unfinished, so it can always go on.
 
-These are kernels, as in `zbsolve.solver.moves`.
+These are kernels, as in `zbsolve.solver.state`.
 """
 
 from __future__ import annotations
@@ -20,29 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from zbsolve.solver.moves import (
-    AFTER,
-    BEFORE,
-    DUE,
-    END,
-    FREE,
-    FUSED,
-    HANGS,
-    LEVEL,
-    MARK,
-    ORIGIN,
-    PART,
-    PATH_FROM,
-    PATH_LENGTH,
-    PLACE,
-    RAISED_FROM,
-    RAISED_LENGTH,
-    REST,
-    SAVED,
-    SEEN,
-    SEQUENCE,
-    draw,
-)
 from zbsolve.solver.network import (
     BASE,
     CLASS_PTR,
@@ -64,6 +41,29 @@ from zbsolve.solver.network import (
     SHAPE,
     Row,
     Table,
+)
+from zbsolve.solver.state import (
+    AFTER,
+    BEFORE,
+    DUE,
+    END,
+    FREE,
+    FUSED,
+    HANGS,
+    LEVEL,
+    MARK,
+    ORIGIN,
+    PART,
+    PATH_FROM,
+    PATH_LENGTH,
+    PLACE,
+    RAISED_FROM,
+    RAISED_LENGTH,
+    REST,
+    SAVED,
+    SEEN,
+    SEQUENCE,
+    draw,
 )
 
 __all__ = ["NEVER", "new_rule"]

@@ -19,23 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import ready_to_move
-from zbsolve.solver.moves import (
-    AFTER,
-    BEFORE,
-    BEST,
-    BEST_FUSED,
-    BEST_SEQUENCE,
-    DURATION,
-    END,
-    FUSED,
-    LEVEL,
-    PART,
-    REG,
-    SEQUENCE,
-    VALUE,
-    new_state,
-)
 from zbsolve.solver.network import (
     BASE,
     LIMIT,
@@ -56,7 +41,23 @@ from zbsolve.solver.network import (
     WAIT_PTR,
     WAIT_TAIL,
 )
-from zbsolve.solver.tasks import AnnealParts, Case, Find, Found
+from zbsolve.solver.state import (
+    AFTER,
+    BEFORE,
+    BEST,
+    BEST_FUSED,
+    BEST_SEQUENCE,
+    DURATION,
+    END,
+    FUSED,
+    LEVEL,
+    PART,
+    REG,
+    SEQUENCE,
+    VALUE,
+    new_state,
+)
+from zbsolve.solver.tasks import AnnealParts, Find, Found
 
 __all__ = ["Piece", "anneal_parts", "in_time", "take_out"]
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zbsolve.solver.case import Case
 from zbsolve.solver.incumbent import Incumbent
 from zbsolve.solver.network import order_of
-from zbsolve.solver.tasks import Case, Int8, Int32
+from zbsolve.solver.tasks import Int8, Int32
 from zbsolve.timetable import Order
 
 __all__ = ["Entry", "Pool"]

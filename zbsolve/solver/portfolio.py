@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +16,14 @@ from zbsolve.catalog.zero_bubble import greedy_orders
 from zbsolve.errors import ScheduleConditionError
 from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.forms import Forms
 from zbsolve.solver.listing import NEVER, new_rule
-from zbsolve.solver.moves import FUSED, SEQUENCE, new_state
 from zbsolve.solver.network import CLASS_PTR, MEMBER, NET_DURATION, SHAPE, Table
 from zbsolve.solver.permuted import renumbered, sequences, with_own_numbers
 from zbsolve.solver.pool import Pool
-from zbsolve.solver.tasks import Case, Found
+from zbsolve.solver.state import FUSED, SEQUENCE, new_state
+from zbsolve.solver.tasks import Find, Found, Scan
 from zbsolve.timetable import Order
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "published_names",
     "random_drafts",
     "random_rule",
+    "scan",
 ]
 
 _LATE = 1e17
@@ -181,6 +183,23 @@ def random_drafts(case: Case, budget: Budget, rng: random.Random) -> Iterator[Fo
         found = draft(case, forms, random_rule(case, classes, rng), rng.getrandbits(31), budget)
         if found is not None:
             yield found
+
+
+def scan(task: Scan, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    """List schedules by rules, the best of them handed out."""
+    best: list[Found] = []
+    drafts = plain_drafts(case, budget) if task.plain else random_drafts(case, budget, random.Random(task.seed))
+    for found in drafts:
+        if not best or found.value_ns < best[0].value_ns:
+            hand(found)
+        if len(best) < task.keep or found.value_ns < best[-1].value_ns:
+            best.append(found)
+            best.sort(key=lambda f: f.value_ns)
+            del best[task.keep :]
+        if found.value_ns <= task.target_ns:
+            break
+    for found in best[1:]:
+        hand(found)
 
 
 def draft(case: Case, forms: list[int], rule: Table, seed: int, budget: Budget) -> Found | None:

@@ -29,7 +29,8 @@ from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
 from zbsolve.solver.line import Line, exact_unit, good_unit, read_line, reads
-from zbsolve.solver.line_model import Limits, Question, ask, refute
+from zbsolve.solver.line_answers import Limits, ask, refute
+from zbsolve.solver.line_model import Question
 from zbsolve.solver.windows import Windows, climb
 
 __all__ = ["KINDS", "Relaxation", "improve_bound", "parse_name"]

@@ -19,11 +19,14 @@ import numpy as np
 from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import plain
-from zbsolve.solver.moves import END, new_state
+from zbsolve.solver.local_search import anneal
 from zbsolve.solver.network import BASE, LIMIT, NET_CHANGE, RANK, order_of
+from zbsolve.solver.portfolio import scan
+from zbsolve.solver.state import END, new_state
 from zbsolve.solver.stretching import Int64, Loop, leave_out, loops, plans, run_loops
-from zbsolve.solver.tasks import Anneal, Case, Found, Length, Scan, Shrink, run
+from zbsolve.solver.tasks import Anneal, Find, Found, Length, Scan, Shrink
 from zbsolve.solver.twins import order_in_turn
 from zbsolve.timetable import Order
 
@@ -31,6 +34,7 @@ __all__ = [
     "carried_over",
     "longer",
     "shorter",
+    "shrink",
     "small_sizes",
     "smaller_case",
     "stretched",
@@ -81,6 +85,12 @@ def small_sizes(case: Case) -> list[int]:
 def worth_shrinking(case: Case) -> bool:
     """True if the iteration is long enough for a steady part."""
     return bool(small_sizes(case))
+
+
+def shrink(task: Shrink, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:
+    """Hand out the best orders of a smaller problem, stretched and timed."""
+    for found in stretched(case, task, budget):
+        hand(found)
 
 
 def stretched(case: Case, task: Shrink, budget: Budget) -> Iterator[Found]:
@@ -250,6 +260,15 @@ def _part(budget: Budget, share: float) -> Length:
 
 def _search(case: Case, task: Scan | Anneal, budget: Budget) -> list[Found]:
     found: list[Found] = []
-    done = run(task, case, budget.deadline, lambda find: found.append(find) if isinstance(find, Found) else None)
-    budget.spend(done.steps)
+    own = task.length.from_now(budget.deadline)
+
+    def hand(find: Find) -> None:
+        if isinstance(find, Found):
+            found.append(find)
+
+    if isinstance(task, Scan):
+        scan(task, case, own, hand)
+    else:
+        anneal(task, case, own, hand)
+    budget.spend(own.spent)
     return found

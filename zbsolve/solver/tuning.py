@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.case import Case
 from zbsolve.solver.listing import IN_FLIGHT, NEVER, NOISE, PENALTY, TASTE
 from zbsolve.solver.network import SHAPE, Table
 from zbsolve.solver.portfolio import STEPS_A_DRAFT, Class, classes_of, draft, plain_choices, random_rule
 from zbsolve.solver.smaller import longer, smaller_case
-from zbsolve.solver.tasks import Case, Find, Found, Rule, Tune, Tuned
+from zbsolve.solver.tasks import Find, Found, Rule, Tune, Tuned
 
 __all__ = ["changed", "tune"]
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 
-from zbsolve.solver.moves import (
+from zbsolve.solver.moves import try_shift, try_switch
+from zbsolve.solver.network import SHAPE, Table
+from zbsolve.solver.state import (
     AFTER,
     BEFORE,
     BEST,
@@ -26,14 +28,10 @@ from zbsolve.solver.moves import (
     TABU_EARLIER,
     TABU_LATER,
     VALUE,
-    critical,
     draw,
     keep,
-    settle,
-    try_shift,
-    try_switch,
 )
-from zbsolve.solver.network import SHAPE, Table
+from zbsolve.solver.timing import critical, settle
 
 FARTHEST = 6
 """The most places an operation moves at once."""

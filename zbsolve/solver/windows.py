@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from zbsolve.solver.line import Line
-from zbsolve.solver.line_model import Limits, Question, refute
+from zbsolve.solver.line_answers import Limits, refute
+from zbsolve.solver.line_model import Question
 
 __all__ = ["Windows", "climb"]
 

@@ -44,7 +44,7 @@ class Work:
         self._cold = False
         if isinstance(crew, Processes):
             self.warm = crew.compiled
-            director.warm = False
+            director.proposals.warm = False
             self._cold = True
             if self.warm or not director.opening:
                 self._warm_up()
@@ -98,7 +98,7 @@ class Work:
                 continue
             number, find = heard
             if number == self._warming:
-                self._warming, self.director.warm = None, True
+                self._warming, self.director.proposals.warm = None, True
                 if isinstance(self.crew, Processes):
                     self.crew.compiled = True
                 continue

@@ -10,8 +10,10 @@ import sys
 import time
 from typing import Any, BinaryIO
 
+from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import compiled, plain
-from zbsolve.solver.tasks import Case, Find, run
+from zbsolve.solver.running import run
+from zbsolve.solver.tasks import Find
 
 __all__ = ["main", "read_message", "write_message"]
 

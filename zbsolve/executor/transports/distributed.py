@@ -1,17 +1,7 @@
 """One rank a process over `torch.distributed`: gloo on the CPU, NCCL on CUDA.
 
 Every edge has a process group of its own, so edges never block each other, and on CUDA a stream of
-its own with it. Before the first message over a boundary goes a header that says how many tensors
-pass, their shapes and types; a receiver that does not know them yet posts its receives when it
-waits, in the order of the edge, which lowering has proven to be safe::
-
-    sender      F0: header, x   F1: x      F2: x
-    receiver    wait F0: header, post F0, post F1 (in order)   ...   post F2 at its place
-
-Flags that say which gradients come go ahead of them in the same way, until all have come once.
-
-Receives go into slots that are used again and again; where a stage hands on the very tensor it
-received, it is copied, since its slot may be refilled before its new owner is done.
+its own with it. What passes over an edge is in `zbsolve.executor.transports.posted`.
 """
 
 from __future__ import annotations
@@ -19,7 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -27,15 +17,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zbsolve.errors import InvalidInput, RunError
-from zbsolve.executor.boundary import Boundary, Gradients, TensorSpec
+from zbsolve.errors import InvalidInput
+from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.transports.health import Health
-from zbsolve.executor.transports.protocol import OWN_TAGS, Endpoint, Mail, Tensors
-from zbsolve.lowering import Lowered, Message
+from zbsolve.executor.transports.lines import Line
+from zbsolve.executor.transports.posted import PostedMail
+from zbsolve.executor.transports.protocol import OWN_TAGS, Endpoint, Mail
+from zbsolve.lowering import Lowered
 
 __all__ = ["Distributed"]
 
-_ALIGNMENT = 64
 _CLOSING_S = 6.0
 
 
@@ -110,11 +101,11 @@ class Distributed:
             return dist.ProcessGroupNCCL(store, place, 2, options)
         return dist.ProcessGroupGloo(store, place, 2, self._timeout)
 
-    def line(self, sender: int, receiver: int, purpose: str, tag: int = 0) -> _Line:
+    def line(self, sender: int, receiver: int, purpose: str, tag: int = 0) -> Line:
         """The end of an edge on this rank; a tag of its own keeps apart what gloo must not take for something else."""
         group = self._groups[sender, receiver, purpose]
         sending = self.rank == sender
-        return _Line(group, 1 if sending else 0, receiver if sending else sender, self.health, tag)
+        return Line(group, 1 if sending else 0, receiver if sending else sender, self.health, tag)
 
     def abort(self) -> None:
         """Close all connections, so that every rank that waits for this one wakes up."""
@@ -145,51 +136,26 @@ class Distributed:
             gc.collect()
 
 
-class _Line:
-    """One direction between two ranks; messages stay in order."""
-
-    def __init__(self, group: Any, peer: int, other: int, health: Health, tag: int) -> None:
-        self._group = group
-        self._peer = peer
-        self._other = other
-        self._health = health
-        self._tag = tag
-
-    def send(self, tensor: torch.Tensor, tag: int = 0) -> Any:
-        try:
-            return self._group.send([tensor], self._peer, tag or self._tag)
-        except RuntimeError as error:
-            raise self._health.stopped(self._other, error) from error
-
-    def receive(self, tensor: torch.Tensor, tag: int = 0) -> Any:
-        try:
-            return self._group.recv([tensor], self._peer, tag or self._tag)
-        except RuntimeError as error:
-            raise self._health.stopped(self._other, error) from error
-
-    def finish(self, work: Any) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise self._health.stopped(self._other, error) from error
-
-    def drop(self) -> None:
-        self._group = None
-
-
 class _Endpoint:
     def __init__(self, transport: Distributed) -> None:
         self.rank = transport.rank
         self._transport = transport
-        self._mails: list[_Mail] = []
+        self._mails: list[PostedMail] = []
         self._told: dict[int, deque[tuple[Any, torch.Tensor]]] = defaultdict(deque)
-        self._lines: dict[tuple[int, bool], _Line] = {}
+        self._lines: dict[tuple[int, bool], Line] = {}
 
     def mail(self, lowered: Lowered, boundaries: Mapping[int, Boundary], device: torch.device) -> Mail:
         edges = [(m.sender, m.receiver) for m in lowered.messages if not m.local]
         backend = "nccl" if device.type == "cuda" and _has_nccl() else "gloo"
         self._transport.connect(edges, "messages", backend, device)
-        made = _Mail(self._transport, lowered, boundaries, device, staged=device.type == "cuda" and backend == "gloo")
+        made = PostedMail(
+            self._transport.line,
+            self._transport.new_tag(),
+            lowered,
+            boundaries,
+            device,
+            staged=device.type == "cuda" and backend == "gloo",
+        )
         self._mails.append(made)
         return made
 
@@ -197,7 +163,7 @@ class _Endpoint:
         ours = [edge for rank in ranks for edge in ((self.rank, rank), (rank, self.rank))]
         self._transport.connect(ours, "beside", "gloo")
 
-    def _line(self, rank: int, *, sending: bool) -> _Line:
+    def _line(self, rank: int, *, sending: bool) -> Line:
         if (rank, sending) not in self._lines:
             edge = (self.rank, rank) if sending else (rank, self.rank)
             self._lines[rank, sending] = self._transport.line(*edge, "beside")
@@ -232,221 +198,6 @@ class _Endpoint:
             line.drop()
         self._lines.clear()
         self._told.clear()
-
-
-class _Slots:
-    """Receive buffers of one direction: storages that tensors of any boundary are laid into."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._storages: dict[int, torch.Tensor] = {}
-        self._views: dict[tuple[int, tuple[TensorSpec, ...]], Tensors] = {}
-        self.addresses: set[int] = set()
-
-    def views(self, slot: int, specs: tuple[TensorSpec, ...]) -> Tensors:
-        """The slot as tensors of these shapes; made once."""
-        found = self._views.get((slot, specs))
-        if found is None:
-            places = []
-            size = 0
-            for spec in specs:
-                places.append(size)
-                size += -(-spec.bytes // _ALIGNMENT) * _ALIGNMENT
-            storage = self._storages.get(slot)
-            if storage is None or len(storage) < size:
-                if storage is not None:
-                    self.addresses.discard(storage.untyped_storage().data_ptr())
-                    self._views = {key: views for key, views in self._views.items() if key[0] != slot}
-                storage = self._storages[slot] = torch.empty(size, dtype=torch.uint8, device=self._device)
-                if size:
-                    self.addresses.add(storage.untyped_storage().data_ptr())
-            found = tuple(
-                storage[at : at + spec.bytes].view(spec.dtype).view(spec.shape)
-                for at, spec in zip(places, specs, strict=True)
-            )
-            self._views[slot, specs] = found
-        return found
-
-
-class _Mail:
-    """The messages of one program of this rank."""
-
-    def __init__(
-        self,
-        transport: Distributed,
-        lowered: Lowered,
-        boundaries: Mapping[int, Boundary],
-        device: torch.device,
-        *,
-        staged: bool,
-    ) -> None:
-        self._transport = transport
-        # a rank that evaluates while its neighbour steps would take in tensors of another size, which ends the process
-        self._tag = transport.new_tag()
-        self._messages = lowered.messages
-        self._boundaries = boundaries
-        self._device = device
-        self._wire = torch.device("cpu") if staged else device
-        self._staged = staged
-        self._slots = {"forward": _Slots(self._wire), "backward": _Slots(self._wire)}
-        self._lines: dict[tuple[int, int], _Line] = {}
-        self._unposted: dict[tuple[int, int], deque[int]] = defaultdict(deque)
-        self._receiving: dict[int, tuple[list[Any], Gradients]] = {}
-        self._sending: dict[int, list[tuple[Any, torch.Tensor]]] = {}
-
-    def drop(self) -> None:
-        self._receiving.clear()
-        self._sending.clear()
-        for line in self._lines.values():
-            line.drop()
-        self._lines.clear()
-
-    def _line(self, message: Message) -> _Line:
-        edge = message.sender, message.receiver
-        if edge not in self._lines:
-            self._lines[edge] = self._transport.line(*edge, "messages", self._tag)
-        return self._lines[edge]
-
-    def _gradient_specs(self, boundary: Boundary) -> tuple[TensorSpec, ...]:
-        assert boundary.specs is not None
-        return tuple(boundary.specs[i] for i in boundary.wanted)
-
-    def poster(self, message: int) -> Callable[[], None]:
-        edge = self._messages[message]
-        unposted, boundary = self._unposted[edge.sender, edge.receiver], self._boundaries[message]
-        forward = edge.direction == "forward"
-
-        def post() -> None:
-            if unposted or boundary.specs is None or not (forward or boundary.complete):
-                unposted.append(message)
-            else:
-                self._post(message)
-
-        return post
-
-    def _post(self, message: int, came: Sequence[int] | None = None) -> None:
-        """Start receiving; `came` says which of the gradients come, None for all."""
-        edge, boundary = self._messages[message], self._boundaries[message]
-        assert boundary.specs is not None
-        specs = boundary.specs if edge.direction == "forward" else self._gradient_specs(boundary)
-        places: Gradients = self._slots[edge.direction].views(edge.slot, specs)
-        if came is not None:
-            places = tuple(place if there else None for place, there in zip(places, came, strict=True))
-        line = self._line(edge)
-        self._receiving[message] = [line.receive(place) for place in places if place is not None], places
-
-    def waiter(self, message: int) -> Callable[[], Tensors]:
-        edge, boundary = self._messages[message], self._boundaries[message]
-        unposted, receiving = self._unposted[edge.sender, edge.receiver], self._receiving
-        line, forward = self._line(edge), edge.direction == "forward"
-
-        def wait() -> Any:
-            while message not in receiving:
-                self._post_late(unposted.popleft())
-            works, places = receiving.pop(message)
-            for work in works:
-                line.finish(work)
-            if self._staged:
-                places = tuple(p if p is None else p.to(self._device, non_blocking=False) for p in places)
-            if not forward:
-                return places
-            assert boundary.specs is not None
-            return tuple(
-                p.detach().requires_grad_() if p is not None and s.requires_grad else p
-                for p, s in zip(places, boundary.specs, strict=True)
-            )
-
-        return wait
-
-    def _post_late(self, message: int) -> None:
-        """Post a receive that had to wait, because its shapes were not known or those before it waited."""
-        boundary = self._boundaries[message]
-        if boundary.specs is None:
-            assert self._messages[message].direction == "forward"
-            boundary.read_header(self._receive_header(self._line(self._messages[message])))
-        came = None
-        if self._messages[message].direction == "backward" and not boundary.complete:
-            flags = torch.empty(len(boundary.wanted), dtype=torch.uint8, device=self._wire)
-            line = self._line(self._messages[message])
-            line.finish(line.receive(flags))
-            came = flags.tolist()
-            boundary.complete = all(came)
-        self._post(message, came)
-
-    def _receive_header(self, line: _Line) -> bytes:
-        size = torch.empty(1, dtype=torch.int64, device=self._wire)
-        line.finish(line.receive(size))
-        header = torch.empty(int(size), dtype=torch.uint8, device=self._wire)
-        line.finish(line.receive(header))
-        return bytes(header.tolist())
-
-    def sender(self, message: int) -> Callable[[Tensors], None]:
-        edge, boundary = self._messages[message], self._boundaries[message]
-        line, sending, own = self._line(edge), self._sending, self._own
-        forward = edge.direction == "forward"
-
-        def send(tensors: Tensors) -> None:
-            works: list[tuple[Any, torch.Tensor]] = []
-            if forward and not boundary.announced:
-                self._refuse_spread(boundary, tensors)
-                boundary.announced = True
-                header = torch.tensor(list(boundary.header()), dtype=torch.uint8, device=self._wire)
-                size = torch.tensor([len(header)], dtype=torch.int64, device=self._wire)
-                works += [(line.send(size), size), (line.send(header), header)]
-            if not forward and not boundary.complete:
-                came = [tensor is not None for tensor in tensors]
-                boundary.complete = all(came)
-                flags = torch.tensor(came, dtype=torch.uint8, device=self._wire)
-                works.append((line.send(flags), flags))
-                tensors = tuple(tensor for tensor in tensors if tensor is not None)
-            elif not forward and any(tensor is None for tensor in tensors):
-                tensors = boundary.filled(tensors, self._device)
-            for tensor in tensors:
-                out = own(tensor.detach())
-                works.append((line.send(out), out))
-            sending[message] = works
-
-        return send
-
-    def _refuse_spread(self, boundary: Boundary, tensors: Tensors) -> None:
-        if any(hasattr(tensor, "to_local") for tensor in tensors):
-            raise RunError(
-                f"stage {boundary.stage} hands a DTensor to another rank, which takes plain tensors only: end the "
-                "stage with .to_local(), or leave use_local_output=True in its parallel style"
-            )
-
-    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A dense tensor on the wire's device that no receive can write into."""
-        if self._staged:
-            return tensor.cpu().contiguous()
-        if self._in_a_slot(tensor):
-            return tensor.clone(memory_format=torch.contiguous_format)
-        return tensor.contiguous()
-
-    def _in_a_slot(self, tensor: torch.Tensor) -> bool:
-        address = tensor.untyped_storage().data_ptr()
-        return address in self._slots["forward"].addresses or address in self._slots["backward"].addresses
-
-    def completer(self, message: int) -> Callable[[], None]:
-        line, sending = self._line(self._messages[message]), self._sending
-
-        def complete() -> None:
-            for work, _ in sending.pop(message):
-                line.finish(work)
-
-        return complete
-
-    def keeper(self) -> Callable[[Tensors], Tensors] | None:
-        if self._staged:
-            return None
-
-        def keep(tensors: Tensors) -> Tensors:
-            return tuple(
-                t.detach().clone().requires_grad_(t.requires_grad) if t is not None and self._in_a_slot(t) else t
-                for t in tensors
-            )
-
-        return keep
 
 
 def _has_nccl() -> bool:

@@ -1,10 +1,6 @@
 """Ranks in different processes tell each other that they are alive, what they are at, and why one fails.
 
-Everything goes through the store that `torch.distributed` was started with::
-
-    beat/P      changes twice a second while process P lives, whatever its main thread does: a count, and
-                where its calls stand (`calls.Standing`)
-    failed      the first failure of all: process and what happened
+They do so on a board that all can read (`zbsolve.executor.transports.board`).
 
 Pipelines side by side share one story: a process looks at those of its own pipeline and at the next
 of all (so whoever dies, someone alive sees it), and stops whichever pipeline the failure is in.
@@ -20,20 +16,17 @@ code 1. No step of this outlasts `PROMISE_S` (`tests/executor/test_health.py` ad
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import torch.distributed as dist
-
 from zbsolve.errors import RunError
 from zbsolve.executor.story import blamed, failed
+from zbsolve.executor.transports.board import Board
 from zbsolve.executor.transports.calls import Call, CallLog, CallWatch, Standing
 from zbsolve.executor.transports.leaving import at_exit
 from zbsolve.executor.transports.protocol import Stopped
@@ -50,7 +43,6 @@ _GOODBYE_S = 30.0
 _MISSES = 3
 _NO_ONE = -1
 
-_made: Counter[tuple[int, ...]] = Counter()
 _watch = Watch()
 
 
@@ -106,18 +98,8 @@ class Health:
         self._watched = sorted({*self._members, after} - {self._process})
         self._watch = _watch if watch is None else watch
         self._leave = _end_process if leave is None else leave
-        if store is None:
-            # all processes make their pipelines in the same order, so these counts agree
-            _made[self._everyone] += 1
-            store = dist.distributed_c10d._get_default_store()
-        own = store
-        # a client of its own: the main thread holds the other while it waits for a connection
-        with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
-            own = store.clone()
-        prefix = dist.distributed_c10d.PrefixStore
-        name = f"zbsolve/{_named(self._everyone)}/{_made[self._everyone]}"
-        self._common: Any = prefix(name, own)
-        self.store: Any = prefix(f"{name}/pipeline/{_named(self._members)}", store)
+        self._board = Board(self._process, self._members, self._everyone, store)
+        self.store: Any = self._board.store
         self.log = CallLog()
         self._calls = CallWatch(self._called(self._process), self.log)
         self.longest_s = longest_s
@@ -132,11 +114,8 @@ class Health:
         self._ended = threading.Event()
         self._attendant: Attendant | None = None
         self._closing = False
-        self._beats = 0
-        self._exchanges = 0
         self.pipelines = 0
         self._misses = 0
-        self._all_began = not self._watched
         # before anyone connects to this rank, so that whoever knows it can see it die
         self._publish()
         self._watch.add(self)
@@ -170,15 +149,13 @@ class Health:
         RunError
             If some rank fails instead.
         """
-        self._exchanges += 1
-        keys = [f"said/{self._exchanges}/{process}" for process in self._members]
-        self.store.set(keys[self.rank], text)
-        while not self.store.check(keys):
+        keys = self._board.say(text)
+        while (said := self._board.said(keys)) is None:
             if self._cause is not None:
                 self._told = True
                 raise RunError(failed(*self._cause))
             time.sleep(0.01)
-        return [self.store.get(key).decode() for key in keys]
+        return said
 
     def report(self, message: str) -> None:
         """Make known that this rank has failed; kept if it is the first."""
@@ -200,9 +177,9 @@ class Health:
         to_tell = self._to_tell
         if to_tell is None:
             return
-        first = self._common.compare_set("failed", "", json.dumps(to_tell))
+        first = self._board.fail(*to_tell)
         self._to_tell = None
-        self._cause = self._seen_from_here(*json.loads(first))
+        self._cause = self._seen_from_here(*first)
 
     def _seen_from_here(self, process: int, message: str) -> tuple[int, str]:
         """The rank in this pipeline; -1 and words that say who it was for a process of another one, or for nobody."""
@@ -249,10 +226,9 @@ class Health:
         self._closing = True
         with contextlib.suppress(Exception):
             self._publish()
-            self._common.set(f"done/{self._process}", "1")
-            keys = [f"done/{process}" for process in self._everyone]
+            self._board.leave()
             deadline = time.monotonic() + _GOODBYE_S
-            while self._cause is None and not self._common.check(keys):
+            while self._cause is None and not self._board.all_leave:
                 if time.monotonic() > deadline and not any(s.inside for s in self._standings.values()):
                     break
                 time.sleep(0.01)
@@ -347,30 +323,28 @@ class Health:
                 )
 
     def _publish(self) -> None:
-        attendant = self._attendant
-        standing = (
-            self.log.standing() if attendant is None else self.log.standing(attendant.doing(), busy=attendant.busy())
-        )
-        self._beats += 1
-        self._common.set(f"beat/{self._process}", f"{self._beats} {standing.pack()}")
+        self._board.beat(self._standing(self._attendant))
+
+    def _standing(self, attendant: Attendant | None) -> Standing:
+        return self.log.standing() if attendant is None else self.log.standing(attendant.doing(), busy=attendant.busy())
 
     def _exchange(self, now: float) -> None:
         self._publish()
         self._publish_failure()
         if self._cause is not None:
             return
-        if self._common.check(["failed"]):
-            self._cause = self._seen_from_here(*json.loads(self._common.get("failed")))
+        failure = self._board.failure()
+        if failure is not None:
+            self._cause = self._seen_from_here(*failure)
             return
-        for other, text in self._beats_of_others():
-            count, _, standing = text.decode().partition(" ")
-            self._standings[other] = Standing.unpack(standing)
+        for other, count, standing in self._board.beats(self._watched):
+            self._standings[other] = standing
             before, since = self._seen.get(other, (-1, now))
-            if int(count) != before:
-                self._seen[other] = int(count), now
-            elif self._standings[other].left:
+            if count != before:
+                self._seen[other] = count, now
+            elif standing.left:
                 if other in self._suspects:
-                    self._note(other, f"it {self._standings[other].left} while others still run")
+                    self._note(other, f"it {standing.left} while others still run")
                     return
             elif now - since > (_SUSPECT_SILENT_S if other in self._suspects else SILENT_S):
                 silent = f"its process has given no sign of life for {now - since:.0f} s: it was killed or is frozen"
@@ -380,10 +354,7 @@ class Health:
 
     def _compare(self, now: float) -> None:
         attendant = self._attendant
-        if attendant is None:
-            mine, away_s = self.log.standing(), self.longest_s
-        else:
-            mine, away_s = self.log.standing(attendant.doing(), busy=attendant.busy()), attendant.away_s
+        mine, away_s = self._standing(attendant), self.longest_s if attendant is None else attendant.away_s
         others = {self._called(p): self._comparable(p) for p in self._watched}
         all_seen = len(self._watched) == len(self._everyone) - 1
         finding = self._calls.look(mine, others, now, away_s=away_s, all_seen=all_seen)
@@ -404,17 +375,6 @@ class Health:
     def _called(self, process: int) -> str:
         return f"rank {self._members.index(process)}" if process in self._members else f"process {process}"
 
-    def _beats_of_others(self) -> list[tuple[int, bytes]]:
-        """One question for all once all have begun: the store answers one client after the other."""
-        others = self._watched
-        keys = [f"beat/{process}" for process in others]
-        if not self._all_began:
-            self._all_began = bool(self._common.check(keys))
-        if self._all_began and self._common.has_extended_api():
-            return list(zip(others, self._common.multi_get(keys), strict=True))
-        there = [(process, key) for process, key in zip(others, keys, strict=True) if self._common.check([key])]
-        return [(process, self._common.get(key)) for process, key in there]
-
 
 def _say(text: str) -> None:
     print(f"zbsolve: {text}", file=sys.stderr, flush=True)  # noqa: T201 - nothing else may be told where
@@ -425,7 +385,3 @@ def _end_process(text: str) -> None:
     threading.Timer(LAST_WORDS_S, os._exit, (1,)).start()
     time.sleep(LAST_WORDS_S / 2)
     os._exit(1)
-
-
-def _named(processes: Sequence[int]) -> str:
-    return "-".join(map(str, processes))

@@ -24,7 +24,9 @@ def uniform(placement, microbatches, forward=1, backward=1, weight=1, latency=0,
 
 
 def uniform_for(name, *args, **options):
-    """`uniform`, of forwards only where the schedule is for them."""
+    """`uniform`, of forwards only, or with recomputation allowed, where the schedule is for that."""
+    if name == "gpipe-recompute":
+        options.setdefault("allow", frozenset({"split", "fused", "recompute"}))
     return uniform(*args, forward_only=name == "forward-only", **options)
 
 

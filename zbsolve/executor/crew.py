@@ -111,6 +111,8 @@ class Crew:
             raise
         cause = self._transport.cause
         if cause is None:
+            for rank in self.ranks:
+                rank.all_done()
             return results
         doing = {rank.number: rank.doing() for rank in self.ranks if rank.number != cause[0]}
         self._join(threads)
@@ -150,8 +152,9 @@ class Crew:
 
     def _restart(self) -> None:
         self._transport.reset(self._tag)
+        steps = min(rank.steps for rank in self.ranks)
         for rank in self.ranks:
-            rank.recover()
+            rank.recover(steps)
         optimizers = [rank.optimizer for rank in self.ranks if rank.optimizer is not None]
         self.torn = self.torn or not settle_together(optimizers)
         for rank in self.ranks:

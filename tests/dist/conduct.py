@@ -130,6 +130,15 @@ def no_pipeline(rank: int, directory: Path, *, odd: int) -> None:
         pipe.step(*pipes.batch(4))
 
 
+def tied(rank: int, directory: Path, *, odd: int) -> None:
+    """All ranks are given all stages, and the first and the last share a weight; the one between could not know."""
+    stages = pipes.model(RANKS)
+    stages[2][0].weight = stages[0][0].weight
+    mark(directory)
+    with Pipeline(pipes.timetable(Placement.linear(RANKS), 4, seed=1), stages, pipes.square_loss) as pipe:
+        pipe.step(*pipes.batch(4))
+
+
 def drops_it(rank: int, directory: Path, *, odd: int) -> None:
     """One rank lets go of its pipeline and lives on."""
     pipe = pipeline(rank)

@@ -185,7 +185,8 @@ class Pipeline:
         with building(self.transport, named):
             endpoints = self.transport.endpoints()
             numbers = [placement.stages_of(e.rank) for e in endpoints]
-            held = stages_of_ranks(stages, placement.stages, numbers, threads=threads and transport is None)
+            holders = [placement.holders(stage) for stage in range(placement.stages)]
+            held = stages_of_ranks(stages, holders, numbers, threads=threads and transport is None)
             self.ranks = tuple(
                 Rank(
                     endpoint,

@@ -14,6 +14,7 @@ from zbsolve.errors import RunError
 from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.cutoff import stops, warn_if_cut_off, warn_of_stop
 from zbsolve.executor.desk import AfterForward, Call, Desk, Mark, StageWork
+from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.transports.protocol import Mail, Tensors
 from zbsolve.lowering import Action, Do
 
@@ -188,7 +189,7 @@ def evaluation_call(
         marks[at] = mark()
         result = module(*inputs)
         marks[at + 1] = mark()
-        outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
+        outputs = tuple(map(arrived, result)) if isinstance(result, tuple | list) else (arrived(result),)
         if behind is None:
             # the output may be the input itself, which lies in a receive slot
             desk.losses[key] = outputs if keep is None else keep(outputs)

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from zbsolve.errors import InvalidInput, RunError
+from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.split.aside import GradientsAside
 from zbsolve.executor.split.engine import run_backward
 from zbsolve.executor.split.entrance import enter
@@ -192,7 +193,7 @@ class SplitStage:
                 )
         flight.set_outputs(outputs, are_losses=finish is not None)
         self._flights[key] = flight
-        return tuple(None if o is None else o.detach().requires_grad_(o.requires_grad) for o in outputs)
+        return tuple(None if o is None else arrived(o.detach().requires_grad_(o.requires_grad)) for o in outputs)
 
     def _wanted(self, inputs: Sequence[Any], requires_grad: Sequence[bool] | None) -> list[bool]:
         if requires_grad is None:

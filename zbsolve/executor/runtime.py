@@ -29,6 +29,7 @@ from zbsolve.executor.building import building, settings_shown, timetable_named
 from zbsolve.executor.crew import Crew
 from zbsolve.executor.feed import Feed
 from zbsolve.executor.finite import Mode, NonFinite
+from zbsolve.executor.losses import refuse_foreign_parameters
 from zbsolve.executor.microbatches import cut_for, given, joined, merged, reduced, shared
 from zbsolve.executor.optimizer import LossScale, Validation
 from zbsolve.executor.parallel import MeshPlace
@@ -202,6 +203,8 @@ class Pipeline:
                 )
                 for endpoint, works in zip(endpoints, held, strict=True)
             )
+            for rank in self.ranks:
+                refuse_foreign_parameters(loss_fn, rank.stages, placement.stages - 1)
             sum_replicas(self.ranks, placement)
             if place is not None:
                 same = repr((self.timetable.order, loss_reduction, accumulation_steps))

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.arriving import arrived
@@ -319,8 +320,13 @@ class SplitStage:
             module.reshard()  # type: ignore[operator]
 
     def _parameters(self) -> list[torch.Tensor]:
-        """Every parameter that is there now; a tied one as often as it is tied."""
-        return [p for held in self._forwards.parameters for p in held.values() if p is not None]
+        """Every parameter that is there now; a tied one as often as it is tied; no lazy one that has not run yet."""
+        return [
+            p
+            for held in self._forwards.parameters
+            for p in held.values()
+            if p is not None and type(p) is not UninitializedParameter
+        ]
 
     def held_bytes(self) -> HeldBytes:
         """What the microbatches in flight keep alive; parameters, buffers and ``.grad`` are not among it."""

@@ -213,6 +213,6 @@ def test_a_lazy_parameter_that_never_runs_has_no_gradient(table):
 
 
 def test_copies_of_a_lazy_stage_are_refused():
-    placement = Placement(((0, 1), (1, 0)))
+    placement = Placement(routes=((0, 1), (1, 0)))
     with pytest.raises(InvalidInput, match=r"stage 0 has copies, but its lazy parameter used.weight has no shape yet"):
         Pipeline(pipes.timetable(placement, 4), [HalfLazy(), HalfLazy()], pipes.square_loss)

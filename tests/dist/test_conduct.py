@@ -86,7 +86,7 @@ def test_a_process_that_is_gone_between_steps_is_named(launch):
     assert_all_say(ranks, "rank 1 failed: its process has given no sign of life", but=(1,))
 
 
-@pytest.mark.parametrize("scenario", ["late_but_comes", "state_without_messages", "nan_loss", "taking_turns"])
+@pytest.mark.parametrize("scenario", ["late_but_comes", "state_without_messages", "nan_loss", "taking_turns", "steps_once_closed"])
 def test_what_is_allowed_stops_nobody(launch, scenario):
     ranks = launch(scenario)
     assert ranks.wait() == [0] * RANKS, ranks.said()

@@ -25,7 +25,7 @@ import torch
 from zbsolve.errors import RunError
 from zbsolve.executor.patience import Patience
 from zbsolve.executor.rank import Rank, RankFailure
-from zbsolve.executor.story import blamed
+from zbsolve.executor.story import blamed, told
 from zbsolve.executor.transports.in_process import InProcess
 from zbsolve.executor.transports.protocol import Stopped
 from zbsolve.executor.updating import settle_together
@@ -178,7 +178,7 @@ class Crew:
 
     def _error(self, cause: tuple[int, str], doing: dict[int, str]) -> RunError:
         rank, text = cause
-        others = [blamed(what, rank, text.partition("\n")[0]) for _, what in sorted(doing.items())]
+        others = [blamed(what, rank, text) for _, what in sorted(doing.items())]
         shown = others[:16] + ([f"... and {len(others) - 16} more ranks"] if len(others) > 16 else [])
         return RunError("\n  ".join([f"rank {rank} failed: {text}", *shown]))
 
@@ -210,4 +210,4 @@ class _CallersMode:
 
 
 def _text(error: BaseException) -> str:
-    return str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, RunError) else told(error)

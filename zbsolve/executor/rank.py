@@ -20,7 +20,7 @@ from zbsolve.executor.kept import KeptBuffers, KeptRandomState
 from zbsolve.executor.optimizer import PostValidatedOptimizer, Validation
 from zbsolve.executor.program import Program, evaluation_program, training_program
 from zbsolve.executor.split import SharedByStages, SplitStage
-from zbsolve.executor.story import waiting_for
+from zbsolve.executor.story import told, waiting_for
 from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped
 from zbsolve.executor.updating import WarmUp
 from zbsolve.lowering import Action, Do, Lowered
@@ -283,7 +283,7 @@ class Rank:
         action = program.actions[self.at[0]]
         if isinstance(error, RunError):
             return f"{action}: {error}"
-        text = f"{action}: {type(error).__name__}: {error}"
+        text = f"{action}: {told(error)}"
         came = self._came(action)
         return text if came is None else f"{text} (it was called with {came})"
 
@@ -304,7 +304,7 @@ class Rank:
         except (Stopped, KeyboardInterrupt):
             raise
         except BaseException as error:
-            raise RankFailure(f"{where}: {type(error).__name__}: {error}") from error
+            raise RankFailure(f"{where}: {told(error)}") from error
 
     def doing(self) -> str:
         """What this rank is at, for a message."""

@@ -87,8 +87,7 @@ def test_a_target_that_would_be_stretched_over_the_output_is_told_once(rows):
     pipe = Pipeline(table(), pipes.model(2), pipes.square_loss)
     batch, target = pipes.batch(4, rows=rows // 4)[0], pipes.batch(4, rows=3 - rows // 4)[1]
     with pytest.warns(UserWarning, match="as many rows as the batch") as told:
-        pipe.step(batch, target)
-        pipe.step(batch, target)
+        pipe.steps([(batch, target)] * 2)
     assert len(told) == 1
 
 

@@ -331,7 +331,6 @@ class Pipeline:
         -------
         The last stage's output for the whole batch, where the last stage is; None elsewhere.
         """
-
         self._refuse_closed()
 
         def work(rank: Rank) -> list[Any]:

@@ -129,7 +129,7 @@ def refuse_sharing(stages: Mapping[int, StageWork | torch.nn.Module], holders: S
     owner: dict[int, list[tuple[int, str]]] = {}
     for number, stage in sorted(stages.items()):
         module = stage if isinstance(stage, torch.nn.Module) else stage.module
-        shareable = [("parameter", n, p) for n, p in module.named_parameters()]
+        shareable: list[tuple[str, str, torch.Tensor]] = [("parameter", n, p) for n, p in module.named_parameters()]
         shareable += [("buffer", n, b) for n, b in _persistent_buffers(module)]
         for what, name, tensor in shareable:
             known = owner.setdefault(id(tensor), [])

@@ -14,14 +14,17 @@ from zbsolve.profile import Link, LinkOverride, Profile, StageCost
 from zbsolve.timetable import Order
 
 
-def stage_costs(*, largest_ns: int = 20, largest_bytes: int = 8, ends: bool = False) -> st.SearchStrategy[StageCost]:
+def stage_costs(
+    *, largest_ns: int = 20, largest_bytes: int = 8, ends: bool = False, again: bool = False
+) -> st.SearchStrategy[StageCost]:
     """Costs of every shape: zero durations, W that keeps nothing or more than F held, cheap and dear fused.
 
-    With `ends` some stages have a reduction of gradients, an optimizer, or both.
+    With `ends` some stages have a reduction of gradients, an optimizer, or both; with `again` some say what
+    computing the forward again takes, and saves.
     """
     ns, size = st.integers(0, largest_ns), st.integers(0, largest_bytes)
 
-    def build(f, b, w, fused, act, keep, work, static, out, reduce=0, optimizer=0):
+    def build(f, b, w, fused, act, keep, work, static, out, reduce, optimizer, recompute, checkpoint):
         return StageCost(
             forward_ns=f + 1,
             backward_input_ns=b,
@@ -34,10 +37,13 @@ def stage_costs(*, largest_ns: int = 20, largest_bytes: int = 8, ends: bool = Fa
             output_bytes=out,
             grad_reduce_ns=reduce,
             optimizer_ns=optimizer,
+            recompute_ns=recompute,
+            checkpoint_bytes=None if checkpoint is None else min(checkpoint, act),
         )
 
-    once = [st.sampled_from([0, 0, 1, 7, 30])] * 2 if ends else []
-    return st.builds(build, ns, ns, ns, st.integers(-3, 3), size, size, st.integers(0, 2), size, size, *once)
+    once = [st.sampled_from([0, 0, 1, 7, 30]) if ends else st.just(0)] * 2
+    rerun = [st.none() | amount if again else st.none() for amount in (ns, size)]
+    return st.builds(build, ns, ns, ns, st.integers(-3, 3), size, size, st.integers(0, 2), size, size, *once, *rerun)
 
 
 def placements(*, most_ranks: int = 4) -> st.SearchStrategy[Placement]:
@@ -73,11 +79,16 @@ def problems(
     limits: bool = False,
     objective: str | None = None,
     variants: bool = False,
+    recompute: bool = False,
 ) -> Problem:
-    """Problems on any placement, without a memory limit unless `limits`; with `variants` some are no plain training."""
+    """Problems on any placement, without a memory limit unless `limits`; with `variants` some are no plain training.
+
+    With `recompute` all allow it.
+    """
     where = draw(placement if placement is not None else placements())
     ends = variants and draw(st.booleans())
-    stages = tuple(draw(st.lists(stage_costs(ends=ends), min_size=where.stages, max_size=where.stages)))
+    again = recompute or (variants and draw(st.booleans()))
+    stages = tuple(draw(st.lists(stage_costs(ends=ends, again=again), min_size=where.stages, max_size=where.stages)))
     pairs = [(a, b) for a in range(where.ranks) for b in range(where.ranks) if a != b]
     special = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2)) if pairs else []
     bandwidth = st.one_of(st.none(), st.integers(10**8, 10**10))
@@ -99,6 +110,7 @@ def problems(
         objective=objective or draw(st.sampled_from(["period", "makespan"])),
         rank_factors=draw(factors(where.ranks)),
         microbatch_factors=draw(factors(microbatches)),
+        allow=frozenset({"split", "fused"} | ({"recompute"} if again else set())),
         forward_only=variants and draw(st.integers(0, 4)) == 0,
     )
 
@@ -117,6 +129,9 @@ def random_order(problem: Problem, seed: int, *, fused: float = 0.3) -> Order:
                 waiting.append(Op(Kind.BACKWARD, s, j))
             else:
                 waiting += [Op(Kind.BACKWARD_INPUT, s, j), Op(Kind.BACKWARD_WEIGHT, s, j)]
+            if "recompute" in problem.allow and rng.random() < 0.4:
+                waiting.append(Op(Kind.RECOMPUTE, s, j))
+    again = {op for op in waiting if op.kind is Kind.RECOMPUTE}
     ends = [(r, op) for r, row in enumerate(problem.operations()) for op in row if op.microbatch is None]
     reduced = {(r, op.stage) for r, op in ends if op.kind is Kind.REDUCE_GRADIENT}
     done: set[object] = set()
@@ -126,7 +141,10 @@ def random_order(problem: Problem, seed: int, *, fused: float = 0.3) -> Order:
             return [Op(Kind.FORWARD, op.stage - 1, op.microbatch)] if op.stage else []
         if op.kind is Kind.BACKWARD_WEIGHT:
             return [Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch)]
+        if op.kind is Kind.RECOMPUTE:
+            return [Op(Kind.FORWARD, op.stage, op.microbatch)]
         after = [] if op.stage == last else [Op(Kind.BACKWARD_INPUT, op.stage + 1, op.microbatch)]
+        after += again & {Op(Kind.RECOMPUTE, op.stage, op.microbatch)}
         return [Op(Kind.FORWARD, op.stage, op.microbatch), *after]
 
     def complete(rank: int, op: Op) -> bool:

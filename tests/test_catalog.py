@@ -37,6 +37,7 @@ def test_the_catalog_says_where_every_schedule_comes_from():
     assert [schedule.name for schedule in schedules()] == [
         "naive",
         "gpipe",
+        "gpipe-recompute",
         "1f1b",
         "eager-1f1b",
         "looped-bfs",
@@ -69,7 +70,7 @@ def test_the_catalog_says_where_every_schedule_comes_from():
 
 
 def test_an_unknown_name_is_answered_with_the_names():
-    with pytest.raises(InvalidInput, match=r"zb-h3.*naive, gpipe, 1f1b, eager-1f1b, looped-bfs"):
+    with pytest.raises(InvalidInput, match=r"zb-h3.*naive, gpipe, gpipe-recompute, 1f1b, eager-1f1b, looped-bfs"):
         baseline("zb-h3", equal_stages(2, 2))
 
 

@@ -34,14 +34,21 @@ KINDS: tuple[Kind, ...] = (
     Kind.BACKWARD_INPUT,
     Kind.BACKWARD_WEIGHT,
     Kind.BACKWARD,
+    Kind.RECOMPUTE,
     Kind.REDUCE_GRADIENT,
     Kind.OPTIMIZER,
 )
 """What the numbers in `OpGraph.kind` mean."""
 
-_F, _B, _W, _BW, _R, _O = range(6)
-_MICROBATCH_KINDS = 4
+_F, _B, _W, _BW, _C, _R, _O = range(7)
+_MICROBATCH_KINDS = 5
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
+_DONE_BY = (
+    (Kind.FORWARD, (_F,)),
+    (Kind.BACKWARD_INPUT, (_B, _BW)),
+    (Kind.BACKWARD_WEIGHT, (_W, _BW)),
+    (Kind.RECOMPUTE, (_C,)),
+)
 _ABSENT = -1
 
 
@@ -131,7 +138,7 @@ class OpGraph:
         """
         kind, stage, microbatch, rank = _default_nodes(problem) if ops is None else _given_nodes(problem, ops)
         parts = _index_parts(problem, kind, stage, microbatch)
-        duration, start_bytes, end_bytes = _effects(problem, kind, stage, microbatch, rank)
+        duration, start_bytes, end_bytes = _effects(problem, parts, kind, stage, microbatch, rank)
         families = [_forward_chain(problem, parts)]
         if not problem.forward_only:
             families += [_backward_chain(problem, parts), _within_stage(parts)]
@@ -278,12 +285,14 @@ class _Arcs:
 class _Parts:
     """The node that does each part, shape (stages, microbatches); a fused backward does two.
 
-    Of a problem with forwards only the tables of the backward stay empty: -1 everywhere.
+    Of a problem with forwards only the tables of the backward stay empty: -1 everywhere. So is that of
+    what is computed again wherever nothing is.
     """
 
     forward: Int32
     backward_input: Int32
     backward_weight: Int32
+    recompute: Int32
 
 
 def _routes(problem: Problem) -> Int32:
@@ -369,22 +378,26 @@ def _index_parts(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32) 
     shape = (problem.placement.stages, problem.microbatches)
     tables = []
     kind = np.where(microbatch < 0, _O, kind)  # not of a microbatch
-    for part, codes in ((Kind.FORWARD, (_F,)), (Kind.BACKWARD_INPUT, (_B, _BW)), (Kind.BACKWARD_WEIGHT, (_W, _BW))):
+    for part, codes in _DONE_BY:
         nodes = np.flatnonzero(np.isin(kind, codes))
         table = np.full(shape, _ABSENT, dtype=np.int32)
         table[stage[nodes], microbatch[nodes]] = nodes
         done = np.zeros(shape, dtype=np.int64)
         np.add.at(done, (stage[nodes], microbatch[nodes]), 1)
-        wrong = np.argwhere(done != (part is Kind.FORWARD or not problem.forward_only))
+        due = np.minimum(done, 1) if part is Kind.RECOMPUTE else part is Kind.FORWARD or not problem.forward_only
+        wrong = np.argwhere(done != due)
         if len(wrong):
             s, j = (int(v) for v in wrong[0])
             times = int(done[s, j])
-            raise OrderError(f"{Op(part, s, j)} must be done exactly once, but is done {times or 'no'} times")
+            often = "at most" if part is Kind.RECOMPUTE else "exactly"
+            raise OrderError(f"{Op(part, s, j)} must be done {often} once, but is done {times or 'no'} times")
         tables.append(table)
     return _Parts(*tables)
 
 
-def _effects(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32) -> tuple[Int64, Int64, Int64]:
+def _effects(
+    problem: Problem, parts: _Parts, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32
+) -> tuple[Int64, Int64, Int64]:
     """Duration and memory effect of every node: the one table of what each kind does.
 
     What ends the iteration holds no memory of its own: its buffers are static.
@@ -397,10 +410,13 @@ def _effects(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank
             held, left, extra = c.activation_bytes, c.backward_weight_bytes, c.workspace_bytes
             if held + left + extra > MAX_AMOUNT:
                 raise ProblemError(f"the bytes of stage {s} exceed 2^62; check the units of the profile")
-            duration[:, s, j] = c.forward_ns, c.backward_input_ns, c.backward_weight_ns, c.backward_ns
-            start[:, s, j] = held + extra, max(left - held, 0) + extra, extra, extra
+            kept = c.checkpoint if parts.recompute[s, j] >= 0 else held
+            duration[:, s, j] = (
+                c.forward_ns, c.backward_input_ns, c.backward_weight_ns, c.backward_ns, c.recomputing_ns
+            )  # fmt: skip
+            start[:, s, j] = kept + extra, max(left - held, 0) + extra, extra, extra, held - kept + extra
             freed = held if problem.forward_only else 0
-            end[:, s, j] = -freed - extra, min(left - held, 0) - extra, -left - extra, -held - extra
+            end[:, s, j] = -freed - extra, min(left - held, 0) - extra, -left - extra, -held - extra, -extra
     ends = np.flatnonzero(microbatch < 0).tolist()
     at = (np.where(microbatch < 0, 0, kind), stage, microbatch)
     of_node = duration[at], start[at], end[at]
@@ -446,10 +462,20 @@ def _chain(problem: Problem, tail: Int32, head: Int32, *, sender: int, receiver:
 
 
 def _within_stage(parts: _Parts) -> _Arcs:
-    """F, then B, then W (which a fused backward does by itself)."""
+    """F, then B, then W (which a fused backward does by itself); what is computed again is so between F and B."""
     split = parts.backward_input != parts.backward_weight
-    tail = np.concatenate([parts.forward.ravel(), parts.backward_input[split]])
-    head = np.concatenate([parts.backward_input.ravel(), parts.backward_weight[split]])
+    again = parts.recompute >= 0
+    tail = np.concatenate(
+        [parts.forward.ravel(), parts.backward_input[split], parts.forward[again], parts.recompute[again]]
+    )
+    head = np.concatenate(
+        [
+            parts.backward_input.ravel(),
+            parts.backward_weight[split],
+            parts.recompute[again],
+            parts.backward_input[again],
+        ]
+    )
     return _Arcs(tail, head, np.zeros(len(tail), dtype=np.int64), np.full(len(tail), -1, dtype=np.int64))
 
 
@@ -482,17 +508,18 @@ def _pointers(ends: Int32, nodes: int) -> Int32:
 
 
 def _twins(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32) -> Int32:
-    """Microbatches alike in route, in costs and in what is fused share the classes of their operations.
+    """Microbatches alike in route, in costs and in what is fused or computed again share classes of operations.
 
     What ends the iteration has no twin.
     """
-    fused = np.zeros((problem.microbatches, problem.placement.stages), dtype=bool)
-    fused[microbatch[kind == _BW], stage[kind == _BW]] = True
+    form = np.zeros((2, problem.microbatches, problem.placement.stages), dtype=bool)
+    for chosen, code in zip(form, (_BW, _C), strict=True):
+        chosen[microbatch[kind == code], stage[kind == code]] = True
     signature: dict[tuple[object, ...], int] = {}
     alike = np.zeros(problem.microbatches, dtype=np.int64)
     for j, route in enumerate(problem.route_of or ()):
         costs = tuple(problem.cost(s, j) for s in range(problem.placement.stages))
-        alike[j] = signature.setdefault((route, costs, fused[j].tobytes()), len(signature))
+        alike[j] = signature.setdefault((route, costs, form[:, j].tobytes()), len(signature))
     stages = problem.placement.stages
     key = (alike[microbatch] * len(KINDS) + kind) * stages + stage
     once = microbatch < 0

@@ -15,12 +15,13 @@ class Kind(StrEnum):
     BACKWARD_INPUT = "backward_input"
     BACKWARD_WEIGHT = "backward_weight"
     BACKWARD = "backward"
+    RECOMPUTE = "recompute"
     REDUCE_GRADIENT = "reduce_gradient"
     OPTIMIZER = "optimizer"
 
     @property
     def letter(self) -> str:
-        """How pictures and messages show it: F, B, W, BW for both gradients in one; R and O end an iteration."""
+        """How pictures and messages show it: F, B, W, BW for both gradients in one; C to recompute; R, O at the end."""
         return _LETTERS[self]
 
     @property
@@ -34,6 +35,7 @@ _LETTERS = {
     Kind.BACKWARD_INPUT: "B",
     Kind.BACKWARD_WEIGHT: "W",
     Kind.BACKWARD: "BW",
+    Kind.RECOMPUTE: "C",
     Kind.REDUCE_GRADIENT: "R",
     Kind.OPTIMIZER: "O",
 }

@@ -29,10 +29,17 @@ Factor = int | str | float | Decimal
 MAX_OPERATIONS = 4_000_000
 
 _TIMES = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*x\s*", re.ASCII)
-_CHOICES = frozenset({"split", "fused"})
+_BACKWARDS = frozenset({"split", "fused"})
+_CHOICES = _BACKWARDS | {"recompute"}
 
-_TIMES_OF_COMPUTE = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns")
-_BYTES_OF_A_MICROBATCH = ("activation_bytes", "backward_weight_bytes", "workspace_bytes", "output_bytes")
+_TIMES_OF_COMPUTE = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns", "recompute_ns")
+_BYTES_OF_A_MICROBATCH = (
+    "activation_bytes",
+    "backward_weight_bytes",
+    "workspace_bytes",
+    "output_bytes",
+    "checkpoint_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +61,8 @@ class Problem:
     objective
         ``"period"`` (iterations repeat with no barrier) or ``"makespan"``.
     allow
-        What an order may choose: ``"split"`` (B and W apart), ``"fused"`` (B and W as one).
+        What an order may choose: ``"split"`` (B and W apart), ``"fused"`` (B and W as one), and, besides at least one
+        of these, ``"recompute"`` (a forward keeps a checkpoint alone and is computed again before its backward).
     route_of
         The route of each microbatch; default in turn.
     rank_factors
@@ -86,7 +94,7 @@ class Problem:
     microbatches: int
     memory_limit: Limit | tuple[Limit, ...] = None
     objective: Objective = "period"
-    allow: frozenset[str] = _CHOICES
+    allow: frozenset[str] = _BACKWARDS
     route_of: tuple[int, ...] | None = None
     rank_factors: tuple[Factor, ...] | None = None
     microbatch_factors: tuple[Factor, ...] | None = None
@@ -113,9 +121,10 @@ class Problem:
         if self.objective not in ("period", "makespan"):
             raise ProblemError(f"the objective is 'period' or 'makespan', got {self.objective!r}")
         object.__setattr__(self, "allow", frozenset(self.allow))
-        if not self.allow or not self.allow <= _CHOICES:
+        if not self.allow & _BACKWARDS or not self.allow <= _CHOICES:
             raise ProblemError(
-                f"allow is a set of {', '.join(sorted(_CHOICES))} with at least one, got {sorted(self.allow)}"
+                f"allow is a set of {', '.join(sorted(_CHOICES))} with at least one of fused and split, "
+                f"got {sorted(self.allow)}"
             )
         route_of = self.route_of
         if route_of is None:
@@ -258,7 +267,9 @@ class Problem:
     @property
     def digest(self) -> str:
         """A short fingerprint of all that decides the answer (names and sources do not)."""
-        stages = [{k: v for k, v in asdict(stage).items() if k != "name"} for stage in self.profile.stages]
+        stages = [
+            {k: v for k, v in asdict(stage).items() if k != "name" and v is not None} for stage in self.profile.stages
+        ]
         content = [
             stages,
             asdict(self.profile.link),
@@ -296,11 +307,18 @@ def _factors(given: Sequence[Factor] | None, name: str, count: int, one: str) ->
 
 
 def _scaled_cost(cost: StageCost, stage: int, slowness: Fraction, size: Fraction) -> StageCost:
-    changed: dict[str, Any] = {name: scaled(getattr(cost, name), slowness * size) for name in _TIMES_OF_COMPUTE}
+    given = {
+        name: value
+        for name in (*_TIMES_OF_COMPUTE, *_BYTES_OF_A_MICROBATCH)
+        if (value := getattr(cost, name)) is not None
+    }
+    changed: dict[str, Any] = {
+        name: scaled(given[name], slowness * size) for name in _TIMES_OF_COMPUTE if name in given
+    }
     changed["optimizer_ns"] = scaled(cost.optimizer_ns, slowness)
     if cost.backward_ns == cost.backward_input_ns + cost.backward_weight_ns:  # the sum stays the sum
         changed["backward_ns"] = changed["backward_input_ns"] + changed["backward_weight_ns"]
-    changed |= {name: scaled(getattr(cost, name), size) for name in _BYTES_OF_A_MICROBATCH}
+    changed |= {name: scaled(given[name], size) for name in _BYTES_OF_A_MICROBATCH if name in given}
     try:
         return replace(cost, **changed)
     except ProfileError as error:

@@ -36,6 +36,12 @@ class StageCost:
         Duration of B and W done as one operation; default their sum.
     activation_bytes
         Held from the start of the forward.
+    recompute_ns
+        Duration of computing the forward again, ahead of a backward whose forward has kept a checkpoint
+        alone; None is what the forward takes.
+    checkpoint_bytes
+        Held from the start of such a forward in place of `activation_bytes`, which are there once it is
+        computed again; None is all of them, so that nothing is saved.
     backward_weight_bytes
         What the end of B leaves until the end of W; may exceed `activation_bytes`.
     workspace_bytes
@@ -52,7 +58,7 @@ class StageCost:
     Raises
     ------
     ProfileError
-        If a number is not a whole one in ``0..2**62``.
+        If a number is not a whole one in ``0..2**62``, or a checkpoint is larger than the activations.
     """
 
     forward_ns: int
@@ -67,6 +73,8 @@ class StageCost:
     optimizer_ns: int = 0
     grad_reduce_ns: int = 0
     name: str = ""
+    recompute_ns: int | None = None
+    checkpoint_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.backward_ns == -1 and not isinstance(self.backward_ns, bool):
@@ -74,9 +82,25 @@ class StageCost:
                 whole_amount(getattr(self, field), field, error=ProfileError)
             object.__setattr__(self, "backward_ns", self.backward_input_ns + self.backward_weight_ns)
         for column in fields(self):
-            if column.name != "name":
+            optional = column.name in ("recompute_ns", "checkpoint_bytes") and getattr(self, column.name) is None
+            if column.name != "name" and not optional:
                 whole_amount(getattr(self, column.name), column.name, error=ProfileError)
+        if self.checkpoint > self.activation_bytes:
+            raise ProfileError(
+                f"checkpoint_bytes are {self.checkpoint}, more than the {self.activation_bytes} activation_bytes "
+                "of which they are a part"
+            )
         _check_name(self.name, "the name of a stage")
+
+    @property
+    def recomputing_ns(self) -> int:
+        """What computing the forward again takes."""
+        return self.forward_ns if self.recompute_ns is None else self.recompute_ns
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes held until the forward is computed again."""
+        return self.activation_bytes if self.checkpoint_bytes is None else self.checkpoint_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +276,8 @@ class Profile:
         workspace_bytes: int = 0,
         static_bytes: int = 0,
         output_bytes: int = 0,
+        recompute_ns: int | None = None,
+        checkpoint_bytes: int | None = None,
         latency_ns: int = 0,
         bytes_per_second: int | None = None,
         name: str = "",
@@ -269,6 +295,8 @@ class Profile:
             workspace_bytes=workspace_bytes,
             static_bytes=static_bytes,
             output_bytes=output_bytes,
+            recompute_ns=recompute_ns,
+            checkpoint_bytes=checkpoint_bytes,
         )
         link = Link(latency_ns=latency_ns, bytes_per_second=bytes_per_second)
         return cls(stages=(cost,) * stages, link=link, name=name)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from zbsolve.timetable import Timetable
+from zbsolve.ops import Kind
+from zbsolve.timetable import Order, Timetable
 from zbsolve.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Bound", "Metrics", "Solution", "Status", "relative_gap"]
+__all__ = ["Bound", "Metrics", "Solution", "Status", "recomputed", "recomputed_in_words", "relative_gap"]
 
 Status = Literal["optimal", "feasible"]
 
@@ -123,6 +125,20 @@ class Solution:
                 f"{format_bytes(peak)}" + ("" if limit is None else f" of {format_bytes(limit)}")
                 for peak, limit in zip(self.metrics.peak_bytes, problem.limit_bytes, strict=True)
             ),
+            *([f"recompute  {again}"] if (again := recomputed_in_words(self.timetable)) else []),
             f"found by   {self.method} in {self.seconds:.1f} s, seed {self.seed}",
         ]
         return "\n".join(lines)
+
+
+def recomputed(order: Order) -> dict[int, int]:
+    """By stage for how many microbatches an order computes the forward again; without those where it never does."""
+    count = Counter(op.stage for row in order.rows for op in row if op.kind is Kind.RECOMPUTE)
+    return dict(sorted(count.items()))
+
+
+def recomputed_in_words(timetable: Timetable) -> str:
+    """The same for people, such as "stage 0 (all of 8), stage 1 (3 of 8)"."""
+    of = timetable.problem.microbatches
+    count = recomputed(timetable.order)
+    return ", ".join(f"stage {stage} ({'all' if times == of else times} of {of})" for stage, times in count.items())

@@ -244,4 +244,11 @@ def _measured(stage: int, cost: StageCost, medians: dict[tuple[int, Kind], int])
         weight, both = whole - into, whole
     else:
         into, weight, both = cost.backward_input_ns, cost.backward_weight_ns, cost.backward_ns
-    return replace(cost, forward_ns=forward, backward_input_ns=into, backward_weight_ns=weight, backward_ns=both)
+    return replace(
+        cost,
+        forward_ns=forward,
+        backward_input_ns=into,
+        backward_weight_ns=weight,
+        backward_ns=both,
+        recompute_ns=medians.get((stage, Kind.RECOMPUTE), cost.recompute_ns),
+    )

@@ -14,6 +14,7 @@ from zbsolve.errors import RunError
 from zbsolve.executor.kept import KeptBuffers
 from zbsolve.executor.measure import measure_profile
 from zbsolve.executor.runtime import Pipeline
+from zbsolve.executor.split import SplitStage
 from zbsolve.placement import Placement
 from zbsolve.simulate import simulate
 
@@ -186,3 +187,15 @@ def test_what_was_noted_before_is_not_put_back_over_a_loaded_state():
     with pytest.raises(RunError):
         pipe.eval(torch.zeros(8, pipes.WIDTH + 1))
     assert_equal(state(stages), before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forward_that_is_computed_again_counts_once(way):
+    (module,) = stages_of(way, 1)
+    (twin,) = pipes.clones([module])
+    stage, (x, _) = SplitStage(module), pipes.batch(2)
+    (y,) = stage.forward(0, x, requires_grad=[True], checkpoint=True)
+    stage.recompute(0)
+    stage.backward(0, [torch.ones_like(y)])
+    twin(x)
+    assert_equal(dict(module.named_buffers()), dict(twin.named_buffers()))

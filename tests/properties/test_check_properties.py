@@ -187,7 +187,7 @@ def moved(timed_op: TimedOp, by: int) -> TimedOp:
 
 def drop_one(case: Case) -> Broken:
     rows = case.rows
-    rank, at = case.rng.choice(case.seats())
+    rank, at = case.rng.choice(case.seats(lambda _r, _i, t: t.op.kind is not Kind.RECOMPUTE))
     del rows[rank][at]
     return Broken(rows, {"missing"})
 
@@ -215,8 +215,10 @@ def move_one_to_another_rank(case: Case) -> Broken | None:
     if len(rows) == 1:
         return None
     other = case.rng.choice([r for r in range(len(rows)) if r != rank])
-    rows[other].insert(case.rng.randint(0, len(rows[other])), rows[rank].pop(at))
-    return Broken(rows, {"misplaced"})
+    moving = rows[rank].pop(at)
+    rows[other].insert(case.rng.randint(0, len(rows[other])), moving)
+    # the other rank may hold a replica of the stage, whose own end of the iteration it then does twice
+    return Broken(rows, {"misplaced", "duplicate"} if moving.op.microbatch is None else {"misplaced"})
 
 
 def exchange_two_rows(case: Case) -> Broken | None:
@@ -258,7 +260,8 @@ def add_a_foreign_one(case: Case) -> Broken:
     row = case.rng.choice(rows)
     at = case.rng.randint(0, len(row))
     now = row[at - 1].end_ns if at else 0
-    row.insert(at, TimedOp(Op(case.rng.choice(list(Kind)), stage, microbatch), now, now))
+    kinds = [kind for kind in Kind if microbatch is not None or not kind.of_iteration]
+    row.insert(at, TimedOp(Op(case.rng.choice(kinds), stage, microbatch), now, now))
     return Broken(rows, {"unknown"})
 
 
@@ -292,6 +295,27 @@ def allow_the_other_kind_only(case: Case) -> Broken | None:
     rank, at = case.rng.choice(backwards)
     word = "split" if case.timetable.rows[rank][at].op.kind is Kind.BACKWARD else "fused"
     return Broken(case.rows, {"not_allowed"}, problem=dataclasses.replace(case.problem, allow=frozenset({word})))
+
+
+def allow_no_recomputation(case: Case) -> Broken | None:
+    if not case.seats(lambda _r, _i, t: t.op.kind is Kind.RECOMPUTE):
+        return None
+    asked = dataclasses.replace(case.problem, allow=case.problem.allow - {"recompute"})
+    return Broken(case.rows, {"not_allowed"}, problem=asked)
+
+
+def recompute_out_of_turn(case: Case) -> Broken | None:
+    """Ahead of its forward, or behind its backward."""
+    rows = case.rows
+    again = case.seats(lambda _r, _i, t: t.op.kind is Kind.RECOMPUTE)
+    if not again:
+        return None
+    rank, at = case.rng.choice(again)
+    op = rows[rank][at].op
+    part = case.rng.choice([Kind.FORWARD, Kind.BACKWARD_INPUT])
+    _, other = case.seat_of[Op(part, op.stage, op.microbatch)]
+    rows[rank].insert(other, rows[rank].pop(at))
+    return Broken(rows, {"precedence"})
 
 
 def run_a_backward_among_forwards_only(case: Case) -> Broken | None:
@@ -423,10 +447,9 @@ def start_one_before_its_message(case: Case) -> Broken | None:
     rows = case.rows
     graph = OpGraph.build(case.problem, case.timetable.order.rows)
     tight = []
-    for tail, head, lag in zip(
-        graph.arc_tail.tolist(), graph.arc_head.tolist(), graph.arc_lag_ns.tolist(), strict=True
-    ):
-        if graph.rank[tail] != graph.rank[head]:
+    columns = (graph.arc_tail, graph.arc_head, graph.arc_lag_ns, graph.arc_bytes)
+    for tail, head, lag, size in zip(*(column.tolist() for column in columns), strict=True):
+        if graph.rank[tail] != graph.rank[head] and size >= 0:
             (r, i), (q, k) = case.seat_of[graph.op(tail).parts[0]], case.seat_of[graph.op(head).parts[0]]
             if rows[q][k].start_ns == rows[r][i].end_ns + lag:
                 tight.append((q, k))
@@ -505,6 +528,8 @@ MUTATIONS = (
     fuse_but_keep_the_weight_gradient,
     unfuse_but_forget_the_weight_gradient,
     allow_the_other_kind_only,
+    allow_no_recomputation,
+    recompute_out_of_turn,
     run_a_backward_among_forwards_only,
     ask_for_forwards_only,
     ask_for_no_end_of_the_iteration,
@@ -568,7 +593,8 @@ def test_every_mutation_finds_something_to_break(mutation):
         problem = Problem(profile=profile, placement=placement, microbatches=4)
         ending = dataclasses.replace(profile.stages[0], grad_reduce_ns=4, optimizer_ns=2)
         ends = dataclasses.replace(profile, stages=(ending,) * 4)
-        variants = {"forward_only": True}, {"profile": ends}, {}
+        again = {"allow": frozenset({"split", "fused", "recompute"})}
+        variants = {"forward_only": True}, {"profile": ends}, again, {}
         for variant in (dataclasses.replace(problem, **changes) for changes in variants):
             seen += sum(is_broken_and_seen(mutation, Case(variant, seed)) for seed in range(12))
     assert seen >= 16

@@ -125,7 +125,7 @@ def test_the_columns_give_back_the_timetable(chosen):
             assert (kinds[kind], stage, columns["microbatch"][at]) == (
                 timed.op.kind.letter,
                 timed.op.stage,
-                timed.op.microbatch,
+                -1 if timed.op.microbatch is None else timed.op.microbatch,
             )
             assert (start, start + duration) == (timed.start_ns, timed.end_ns)
             inputs += 1 + 2 * columns["inputs"][inputs]

@@ -56,9 +56,9 @@ def longest(network: Network) -> Longest:
         firsts = [_ends(network, rank, reverse=True) for rank in range(columns)]
         lasts = [_ends(network, rank, reverse=False) for rank in range(columns)]
     total = sum(duration) + int(network.graph.arc_lag_ns.astype(object).sum() if len(network.graph.arc_lag_ns) else 0)
-    # no walk through all columns may leave the range
-    wide = (total + network.value_ns) * (columns + 2) >= 2**61
-    none = -(2**200) if wide else -(2**62)
+    # no walk through all columns may leave the range, nor three parts of one that are all missing
+    wide = (total + network.value_ns) * (columns + 2) >= 2**59
+    none = -(2**200) if wide else -(2**60)
     head, tail = (np.full((nodes, columns), none, dtype=object if wide else np.int64) for _ in range(2))
     for column, ends in enumerate(firsts):
         head[list(ends), column] = 0

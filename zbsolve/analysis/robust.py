@@ -110,8 +110,14 @@ def solve_robust(
     Infeasible, NothingFound
         As `zbsolve.solve` does.
     """
+    from zbsolve.solver.again import may_gain
     from zbsolve.solver.driver import solve_without
 
+    if may_gain(problem):
+        raise InvalidInput(
+            "a choice for jitter does not know what to compute again; leave recomputation out, or solve and see how "
+            "the timetable fares under jitter"
+        )
     if not 0 <= within < 1:
         raise InvalidInput(f"candidates may be worse than the best by 0 or more and less than 100 %, got {within!r}")
     if relative is None and not problem.profile.source.spread:
@@ -172,7 +178,8 @@ def solve_robust(
 def _met(pool: Pool, within: float, seed: int) -> Iterator[Order]:
     """The orders that a search met and that are good enough to choose from."""
     from zbsolve.solver.network import order_of
-    from zbsolve.solver.tasks import Find, Found, Length, Scan, run
+    from zbsolve.solver.running import run
+    from zbsolve.solver.tasks import Find, Found, Length, Scan
 
     problem, worst = pool.case.problem, (1 + within) * pool.incumbent.value_ns
     operations = 3 * problem.placement.stages * problem.microbatches

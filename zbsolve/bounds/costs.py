@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from zbsolve.bounds.lighter import lighter
 from zbsolve.errors import Infeasible
 from zbsolve.opgraph import KINDS, Int32, Int64, OpGraph
 from zbsolve.ops import Kind
@@ -41,7 +42,9 @@ class Costs:
     fused_ns
         The fused backward; None where it is not allowed.
     held_bytes, workspace_bytes
-        What F holds; the extra of every operation.
+        What F holds at least; the extra of every operation.
+    again_bytes
+        What the backward needs of F beyond that, where F may hold a checkpoint alone.
     down_ns, up_ns
         Lags over the boundary after a stage, of the output and of its gradient; shape (S - 1, m).
     reduce_ns, optimizer_ns
@@ -59,6 +62,7 @@ class Costs:
     fused_ns: Int64 | None
     held_bytes: Int64
     workspace_bytes: Int64
+    again_bytes: Int64
     down_ns: Int64
     up_ns: Int64
     reduce_ns: Int64
@@ -89,10 +93,11 @@ class Costs:
 
     @cached_property
     def fused_need(self) -> Int64:
-        """Least bytes (static ones apart) on its rank while F or a fused backward of a stage runs.
+        """Least bytes (static ones apart) on its rank until a fused backward of a stage has run.
 
-        While either runs, the same microbatch's forwards of the earlier stages on that rank have
-        started, and none of their backwards may: each comes after the backward of this stage.
+        While F or the backward runs, the same microbatch's forwards of the earlier stages on that rank have
+        started, and none of their backwards may: each comes after the backward of this stage. That needs
+        all of what F makes, held since F or computed again.
         """
         held = np.zeros_like(self.held_bytes)
         running = np.zeros((self.ranks, self.microbatches), dtype=np.int64)
@@ -100,14 +105,14 @@ class Costs:
         for s in range(self.stages):
             running[self.rank[s], columns] += self.held_bytes[s]
             held[s] = running[self.rank[s], columns]
-        need: Int64 = held + self.workspace_bytes
+        need: Int64 = held + self.again_bytes + self.workspace_bytes
         return need
 
     @cached_property
     def split_need(self) -> Int64:
         """The same while B runs: what it will leave may exceed what F held, and is taken at its start."""
         assert self.keep_bytes is not None
-        need: Int64 = self.fused_need + np.maximum(self.keep_bytes - self.held_bytes, 0)
+        need: Int64 = self.fused_need + np.maximum(self.keep_bytes - self.held_bytes - self.again_bytes, 0)
         return need
 
     @cached_property
@@ -217,6 +222,7 @@ class Costs:
 def read_costs(problem: Problem) -> Costs:
     """Read the costs from the operation graphs of the split and of the fused operations, as far as they are allowed.
 
+    Where forwards may be computed again, these are the graphs of the lighter problem.
     With forwards only the backward is one that takes nothing, and what F holds counts as workspace.
 
     Raises
@@ -226,12 +232,17 @@ def read_costs(problem: Problem) -> Costs:
     """
     if problem.forward_only:
         return _forwards(OpGraph.build(problem))
-    split = OpGraph.build(replace(problem, allow=frozenset({"split"}))) if "split" in problem.allow else None
-    fused = OpGraph.build(replace(problem, allow=frozenset({"fused"}))) if "fused" in problem.allow else None
+    light = lighter(problem)
+    split = OpGraph.build(replace(light, allow=frozenset({"split"}))) if "split" in problem.allow else None
+    fused = OpGraph.build(replace(light, allow=frozenset({"fused"}))) if "fused" in problem.allow else None
     graph = split if split is not None else fused
     assert graph is not None
     forward = _nodes(graph, _F)
     held = (graph.start_bytes + graph.end_bytes)[forward]
+    whole = held
+    if light is not problem:
+        plain = OpGraph.build(problem)
+        whole = (plain.start_bytes + plain.end_bytes)[_nodes(plain, _F)]
     input_ns = weight_ns = keep = None
     if split is not None:
         b, w = _nodes(split, _B), _nodes(split, _W)
@@ -247,6 +258,7 @@ def read_costs(problem: Problem) -> Costs:
         fused_ns=None if fused is None else fused.duration_ns[_nodes(fused, _BW)],
         held_bytes=held,
         workspace_bytes=-graph.end_bytes[forward],
+        again_bytes=whole - held,
         down_ns=_lags(graph, forward[:-1], forward[1:]),
         up_ns=_lags(graph, (back := _nodes(graph, _BW if split is None else _B))[1:], back[:-1]),
         reduce_ns=_once(graph, Kind.REDUCE_GRADIENT),
@@ -269,6 +281,7 @@ def _forwards(graph: OpGraph) -> Costs:
         fused_ns=nothing,
         held_bytes=nothing,
         workspace_bytes=graph.start_bytes[forward],
+        again_bytes=nothing,
         down_ns=_lags(graph, forward[:-1], forward[1:]),
         up_ns=nothing[1:],
         reduce_ns=(none := np.zeros((len(forward), graph.ranks), dtype=np.int64)),

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zbsolve.catalog.schedule import Member, Schedule, backward
+from zbsolve.errors import ScheduleConditionError
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.timetable import Order
@@ -59,6 +60,28 @@ def gpipe(problem: Problem) -> Order:
     return _deal(problem, _all_forwards_first(problem))
 
 
+def gpipe_recompute(problem: Problem) -> Order:
+    """GPipe with every forward but the last microbatch's computed again right before its backward.
+
+    The last microbatch's backward follows its forward on the last stage, so that nothing is saved there.
+    """
+    if "recompute" not in problem.allow:
+        raise ScheduleConditionError(
+            "gpipe-recompute computes forwards again, but the problem does not allow that; allow 'recompute' "
+            "(--recompute), or use gpipe"
+        )
+    last = problem.microbatches - 1
+    rows = []
+    for row in gpipe(problem).rows:
+        made: list[Op] = []
+        for op in row:
+            if op.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) and op.microbatch != last:
+                made.append(Op(Kind.RECOMPUTE, op.stage, op.microbatch))
+            made.append(op)
+        rows.append(tuple(made))
+    return Order(tuple(rows))
+
+
 MEMBERS = (
     Member(
         Schedule(
@@ -79,5 +102,15 @@ MEMBERS = (
             needs="memory for all microbatches",
         ),
         gpipe,
+    ),
+    Member(
+        Schedule(
+            name="gpipe-recompute",
+            family="sequential",
+            placement="any",
+            source="torchgpipe, arXiv 2004.09910: checkpointing of all microbatches but the last",
+            needs="forwards that may be computed again; memory for the checkpoints of all microbatches",
+        ),
+        gpipe_recompute,
     ),
 )

@@ -17,7 +17,12 @@ __all__ = [
     "unknown_operations",
 ]
 
-_CHOICE = {Kind.BACKWARD_INPUT: "split", Kind.BACKWARD_WEIGHT: "split", Kind.BACKWARD: "fused"}
+_CHOICE = {
+    Kind.BACKWARD_INPUT: "split",
+    Kind.BACKWARD_WEIGHT: "split",
+    Kind.BACKWARD: "fused",
+    Kind.RECOMPUTE: "recompute",
+}
 
 
 def number_of_rows(sheet: Sheet) -> Iterator[Violation]:
@@ -67,12 +72,13 @@ def _why_no_end(sheet: Sheet, op: Op) -> str:
 
 
 def kinds_not_allowed(sheet: Sheet) -> Iterator[Violation]:
-    """Backwards are split, or fused, only where that may be chosen."""
+    """Backwards are split, or fused, and forwards computed again only where that may be chosen."""
     refused = {kind: word for kind, word in _CHOICE.items() if word not in sheet.problem.allow}
     for entry in sheet.known:
         word = refused.get(entry.op.kind)
         if word is not None:
-            yield Violation("not_allowed", f"{entry}: the problem does not allow {word} backwards", (entry.op,))
+            what = "to recompute forwards" if entry.op.kind is Kind.RECOMPUTE else f"{word} backwards"
+            yield Violation("not_allowed", f"{entry}: the problem does not allow {what}", (entry.op,))
 
 
 def misplaced_operations(sheet: Sheet) -> Iterator[Violation]:

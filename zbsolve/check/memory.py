@@ -1,7 +1,8 @@
 """The rule of memory: along its row, a rank never holds more than its limit.
 
 What an operation adds, it adds at its start; what it frees, it frees at its end; workspace is there
-while it runs, and so is what a forward holds that no backward follows. So the bytes held follow from
+while it runs, and so is what a forward holds that no backward follows. A forward that is computed again
+holds its checkpoint until then, and all that the backward needs from then on. So the bytes held follow from
 the row alone, whenever its operations run.
 """
 
@@ -31,10 +32,12 @@ class _Walk:
     over: Entry | None
 
 
-def _change(kind: Kind, cost: StageCost) -> int:
+def _change(kind: Kind, cost: StageCost, *, again: bool) -> int:
     """Bytes that an operation leaves behind, less those that it found."""
     if kind is Kind.FORWARD:
-        return cost.activation_bytes
+        return cost.checkpoint if again else cost.activation_bytes
+    if kind is Kind.RECOMPUTE:
+        return cost.activation_bytes - cost.checkpoint
     if kind is Kind.BACKWARD_INPUT:
         return cost.backward_weight_bytes - cost.activation_bytes
     if kind is Kind.BACKWARD_WEIGHT:
@@ -59,7 +62,7 @@ def _walk(sheet: Sheet, row: list[Entry], static: int, limit: int | None) -> _Wa
         if entry.cell < 0 or entry.op.microbatch is None:  # once an iteration: all it needs is static
             continue
         cost = sheet.cost(entry.cell)
-        change = _change(entry.op.kind, cost)
+        change = _change(entry.op.kind, cost, again=sheet.reruns[entry.cell] is not None)
         during = held + max(change, 0) + cost.workspace_bytes
         if sheet.problem.forward_only:
             change = 0

@@ -15,8 +15,9 @@ from zbsolve.trace import Trace
 __all__ = ["Entry", "Sheet", "number", "show", "some"]
 
 _F, _B, _W, _BW = Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD
+_C = Kind.RECOMPUTE
 _R, _O = Kind.REDUCE_GRADIENT, Kind.OPTIMIZER
-_DOES = {_F: (_F,), _B: (_B,), _W: (_W,), _BW: (_B, _W), _R: (_R,), _O: (_O,)}
+_DOES = {_F: (_F,), _B: (_B,), _W: (_W,), _BW: (_B, _W), _C: (_C,), _R: (_R,), _O: (_O,)}
 
 LONGEST_LIST = 12
 """A message names no more things than this."""
@@ -84,6 +85,8 @@ class Sheet:
     doer
         For F, B and W (F alone in a problem of forwards only) and each cell the entry that does it,
         None if there is none.
+    reruns
+        By cell the entry that computes its forward again, None where the forward keeps all that it has.
     ends
         The same for what is done once an iteration, by kind and cell.
     again
@@ -100,6 +103,7 @@ class Sheet:
         cells = self.stages * self.microbatches
         parts = (_F,) if problem.forward_only else (_F, _B, _W)
         self.doer: dict[Kind, list[Entry | None]] = {part: [None] * cells for part in parts}
+        self.reruns: list[Entry | None] = [None] * cells
         self.ends: dict[tuple[Kind, int], Entry | None] = {
             (kind, self._end_cell(rank, stage)): None
             for kind in (_R, _O)
@@ -167,7 +171,8 @@ class Sheet:
         return self.stages * self.microbatches + rank * self.stages + stage
 
     def _enter(self, part: Kind, entry: Entry) -> None:
-        other = self.ends[part, entry.cell] if part in (_R, _O) else self.doer[part][entry.cell]
+        others = self.reruns if part is _C else self.doer.get(part, [])
+        other = self.ends[part, entry.cell] if part in (_R, _O) else others[entry.cell]
         if other is not None:
             self.again.setdefault((part, entry.cell), [other]).append(entry)
             # of several, the one that others wait for is the first that stands in the right row
@@ -176,7 +181,7 @@ class Sheet:
         if part in (_R, _O):
             self.ends[part, entry.cell] = entry
         else:
-            self.doer[part][entry.cell] = entry
+            others[entry.cell] = entry
 
     def _needs(self, entry: Entry) -> Iterator[Entry | None]:
         kind, cell = entry.op.kind, entry.cell
@@ -185,6 +190,8 @@ class Sheet:
                 yield self.doer[_F][cell - self.microbatches]
         elif kind is _W:
             yield self.doer[_B][cell]
+        elif kind is _C:
+            yield self.doer[_F][cell]
         elif kind is _O and (_R, cell) in self.ends:
             yield self.ends[_R, cell]
         elif kind in (_R, _O):
@@ -192,6 +199,7 @@ class Sheet:
             yield from self.doer[_W][first : first + self.microbatches]
         else:
             yield self.doer[_F][cell]
+            yield self.reruns[cell]
             if entry.op.stage < self.stages - 1:
                 yield self.doer[_B][cell + self.microbatches]
 

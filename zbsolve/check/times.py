@@ -72,6 +72,8 @@ def _duration(kind: Kind, cost: StageCost) -> int:
         return cost.backward_input_ns
     if kind is _W:
         return cost.backward_weight_ns
+    if kind is Kind.RECOMPUTE:
+        return cost.recomputing_ns
     if kind is Kind.REDUCE_GRADIENT:
         return cost.grad_reduce_ns
     if kind is Kind.OPTIMIZER:

@@ -51,6 +51,8 @@ def metrics_fields(problem: Problem, metrics: Metrics) -> dict[str, object]:
 
 def solution_fields(solution: Solution) -> dict[str, object]:
     """A timetable with its proof."""
+    from zbsolve.solution import recomputed
+
     problem = solution.timetable.problem
     return {
         "status": solution.status,
@@ -62,6 +64,7 @@ def solution_fields(solution: Solution) -> dict[str, object]:
         "method": solution.method,
         "seconds": solution.seconds,
         "seed": solution.seed,
+        **({"recomputed": recomputed(solution.timetable.order)} if "recompute" in problem.allow else {}),
         **problem_fields(problem),
     }
 
@@ -93,6 +96,8 @@ def grid(rows: list[tuple[str, str]]) -> Table:
 
 def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None, published: str | None = None) -> Table:
     """Everything there is to tell of one timetable; a published schedule was not searched for, and says its name."""
+    from zbsolve.solution import recomputed_in_words
+
     rows = []
     if published is not None:
         rows.append(("schedule", published))
@@ -109,6 +114,8 @@ def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None, p
         rows.append(("gap", f"{proof.gap:.2%}"))
     rows.append(("bubble", f"{metrics.bubble:.4f} = {metrics.bubble_formula}"))
     rows += _memory_rows(problem, metrics)
+    if proof is not None and (again := recomputed_in_words(proof.timetable)):
+        rows.append(("recompute", again))
     if proof is not None and published is None:
         rows.append(("found by", f"{proof.method} in {proof.seconds:.1f} s, seed {proof.seed}"))
     return grid(rows)

@@ -55,6 +55,7 @@ class Asked:
     rank_factors: str | None = None
     microbatch_factors: str | None = None
     forward_only: bool = False
+    recompute: bool = False
 
     def problem(self, profile: Profile, *, placement: str = "linear", memory: str | None = None) -> Problem:
         """Build the problem; `placement` and `memory` stand in where the options are silent."""
@@ -71,6 +72,7 @@ class Asked:
                 self.microbatch_factors, "--microbatch-factors", self.microbatches, "microbatch"
             ),
             forward_only=self.forward_only,
+            allow=frozenset({"split", "fused"} | ({"recompute"} if self.recompute else set())),
         )
         return with_memory(problem, self.memory if self.memory is not None else memory)
 
@@ -285,6 +287,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             help="How many times as large as PROFILE says each microbatch is, in time and in bytes.",
         )
         @click.option("--forward-only", is_flag=True, help="Forwards alone, for evaluation and serving.")
+        @click.option("--recompute", is_flag=True, help="Forwards may keep a checkpoint alone, and be computed again.")
         @functools.wraps(verb)
         def wrapped(
             *args: Any,
@@ -297,6 +300,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             rank_factors: str | None,
             microbatch_factors: str | None,
             forward_only: bool,
+            recompute: bool,
             **kwargs: Any,
         ) -> Any:
             asked = Asked(
@@ -309,6 +313,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
                 rank_factors=rank_factors,
                 microbatch_factors=microbatch_factors,
                 forward_only=forward_only,
+                recompute=recompute,
             )
             return verb(*args, asked=asked, **kwargs)
 

@@ -74,6 +74,7 @@ def baseline(
             out.say(f"--{option.replace('_', '-')} has no effect: a published schedule is not searched for")
     placement = "linear" if schedule.placement == "any" else schedule.placement
     asked = replace(asked, forward_only=asked.forward_only or name == "forward-only")
+    asked = replace(asked, recompute=asked.recompute or name == "gpipe-recompute")
     problem = asked.problem(_inputs.read_profile(profile), placement=placement, memory=MEMORY_OF.get(name))
     with no_answer_told(out):
         made = as_solution(name, problem)

@@ -33,6 +33,7 @@ FILL = {
     Kind.BACKWARD_INPUT: "#F0A30A",
     Kind.BACKWARD_WEIGHT: "#A3DFC2",
     Kind.BACKWARD: "#BD4B2C",
+    Kind.RECOMPUTE: "#5A99F6",
     Kind.REDUCE_GRADIENT: "#C9A3D4",
     Kind.OPTIMIZER: "#2B2B2B",
 }
@@ -51,6 +52,7 @@ TEXT = {
     Kind.BACKWARD_INPUT: "#1A1A1A",
     Kind.BACKWARD_WEIGHT: "#1A1A1A",
     Kind.BACKWARD: "#FFFFFF",
+    Kind.RECOMPUTE: "#1A1A1A",
     Kind.REDUCE_GRADIENT: "#1A1A1A",
     Kind.OPTIMIZER: "#FFFFFF",
 }
@@ -61,6 +63,7 @@ MEANING = {
     Kind.BACKWARD_INPUT: "backward, input gradient",
     Kind.BACKWARD_WEIGHT: "backward, weight gradient",
     Kind.BACKWARD: "backward, both in one",
+    Kind.RECOMPUTE: "forward, computed again",
     Kind.REDUCE_GRADIENT: "reduction of gradients, beside the computing",
     Kind.OPTIMIZER: "optimizer",
 }

@@ -27,6 +27,7 @@ _LETTER = {
     Kind.BACKWARD_INPUT: "B",
     Kind.BACKWARD_WEIGHT: "W",
     Kind.BACKWARD: "&",
+    Kind.RECOMPUTE: "C",
     Kind.OPTIMIZER: "O",
 }
 _DIM = "\x1b[2m"

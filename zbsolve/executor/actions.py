@@ -13,17 +13,18 @@ import torch
 from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.cutoff import stops, warn_if_cut_off, warn_of_stop
 from zbsolve.executor.desk import AfterForward, Call, Desk, Mark, StageWork
+from zbsolve.executor.split import DRAWING
 from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.transports.protocol import Mail, Tensors
 from zbsolve.lowering import Action, Do
 
 __all__ = [
+    "alone_call",
     "backward_call",
     "evaluation_call",
     "forward_call",
     "joined_weight_call",
     "message_call",
-    "weight_call",
 ]
 
 
@@ -77,20 +78,25 @@ def forward_call(
     out: int | None,
     *,
     split: bool,
+    checkpoint: bool,
+    alone: bool,
     finish: Callable[[Any], Any] | None,
     behind: Boundary | None,
     look: AfterForward | None,
 ) -> Call:
-    """The function of an F."""
+    """The function of an F, one that keeps a checkpoint alone or not; `alone`: in turn with those of other ranks."""
     letters, marks, run = desk.mail, desk.marks, stage.forward
     source, place = (desk.inputs, key) if into is None else (letters, into)
+    kept = {"checkpoint": True} if checkpoint else {}
+    if alone:
+        run = _drawing_alone(run)
 
     def forward() -> None:
         inputs = source[place]
         if source is letters:
             source[place] = None
         marks[at] = mark()
-        outputs = run(key, *inputs, split=split, finish=finish)
+        outputs = run(key, *inputs, split=split, finish=finish, **kept)
         marks[at + 1] = mark()
         if look is not None:
             look(key, inputs, outputs if finish is None else (desk.losses[key],), finish is not None)
@@ -143,16 +149,26 @@ def backward_call(
     return backward
 
 
-def weight_call(desk: Desk, at: int, mark: Mark, stage: StageWork, key: int) -> Call:
-    """The function of a W."""
-    marks, run = desk.marks, stage.backward_weight
+def _drawing_alone(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Not while a rank of this process computes a forward again: they draw from one generator."""
 
-    def backward_weight() -> None:
+    def drawing_alone(*inputs: Any, **how: Any) -> Any:
+        with DRAWING:
+            return run(*inputs, **how)
+
+    return drawing_alone
+
+
+def alone_call(desk: Desk, at: int, mark: Mark, run: Callable[[int], None], key: int) -> Call:
+    """The function of what takes nothing in and hands nothing on: a W, or a forward that is computed again."""
+    marks = desk.marks
+
+    def alone() -> None:
         marks[at] = mark()
         run(key)
         marks[at + 1] = mark()
 
-    return backward_weight
+    return alone
 
 
 def joined_weight_call(desk: Desk, at: int) -> Call:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from zbsolve.errors import InvalidInput
+from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.story import told
 from zbsolve.executor.transports.distributed import Distributed
 from zbsolve.executor.transports.protocol import Transport
@@ -51,7 +51,7 @@ def refuse_unusable(optimizer: object, **needs_one: object) -> None:
 
 
 @contextmanager
-def building(transport: Transport, same: Mapping[str, str]) -> Iterator[None]:
+def building(transport: Transport, same: Mapping[str, str], own: Callable[[], object]) -> Iterator[None]:
     """Around the making of a pipeline: others must not wait for a rank that fails in it.
 
     Parameters
@@ -60,6 +60,9 @@ def building(transport: Transport, same: Mapping[str, str]) -> Iterator[None]:
         Its connections.
     same
         What must be the same on all ranks.
+    own
+        Raises what is wrong with this rank's stages: where another rank has failed first, mostly of the same,
+        that tells more than the news of it.
     """
     if not isinstance(transport, Distributed):
         yield
@@ -68,7 +71,12 @@ def building(transport: Transport, same: Mapping[str, str]) -> Iterator[None]:
     health.pipelines += 1
     with health.call({"kind": "making a pipeline"}, _Building(transport.rank, health.longest_s)):
         try:
-            _refuse_different(health.exchanged(json.dumps(dict(same))))
+            try:
+                said = health.exchanged(json.dumps(dict(same)))
+            except RunError:
+                own()
+                raise
+            _refuse_different(said)
             yield
         except BaseException as error:
             health.report(f"making its pipeline: {told(error)}")

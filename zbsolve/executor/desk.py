@@ -24,9 +24,17 @@ class StageWork(Protocol):
     module: torch.nn.Module
 
     def forward(
-        self, key: int, *inputs: Any, split: bool = True, finish: Callable[[Any], Any] | None = None
+        self,
+        key: int,
+        *inputs: Any,
+        split: bool = True,
+        finish: Callable[[Any], Any] | None = None,
+        checkpoint: bool = False,
     ) -> tuple[Any, ...]:
         """Run the module on a microbatch; outputs are detached and say whether they want a gradient."""
+
+    def recompute(self, key: int) -> None:
+        """Run it once more, where it has kept a checkpoint alone."""
 
     def backward_input(self, key: int, grad_outputs: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of the inputs."""

@@ -35,13 +35,13 @@ class KeptBuffers:
 
     def put_back(self) -> None:
         """Every name has its tensor again, and every tensor its values; names that have come since are gone."""
-        with torch.no_grad():
-            for tensor, values in self._values:
-                if tensor.shape == values.shape and tensor.dtype is values.dtype:
-                    tensor.copy_(values)
-                else:
-                    # resized in place
-                    tensor.data = values.clone()
+        for tensor, values in self._values:
+            if tensor.shape == values.shape and tensor.dtype is values.dtype:
+                # as the norms' own kernels write it: autograd, which may have saved the buffer, does not count this
+                tensor.data.copy_(values)
+            else:
+                # resized in place
+                tensor.data = values.clone()
         for owner, names in self._names:
             owner._buffers.clear()
             owner._buffers.update(names)

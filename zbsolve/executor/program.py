@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 import torch
 
 from zbsolve.executor.actions import (
+    alone_call,
     backward_call,
     evaluation_call,
     forward_call,
     joined_weight_call,
     message_call,
-    weight_call,
 )
 from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.desk import AfterForward, Call, Desk, Mark, StageWork, empty_desk
@@ -112,6 +112,8 @@ def training_program(
     program = Program(desk=desk)
     row = lowered.rows[rank]
     fused = {(a.op.stage, a.op.microbatch) for a in row if a.do is Do.COMPUTE and a.op.kind is Kind.BACKWARD}
+    again = {(a.op.stage, a.op.microbatch) for a in row if a.do is Do.COMPUTE and a.op.kind is Kind.RECOMPUTE}
+    alone = any(a.do is Do.COMPUTE and a.op.kind is Kind.RECOMPUTE for other in lowered.rows for a in other)
     entering, leaving = _ends(lowered, rank)
     joined = _joined(row, leaving)
     whole = fused | joined
@@ -130,11 +132,13 @@ def training_program(
             look = after_forward(op.stage)
             return forward_call(
                 desk, at, mark, op.stage, stage, key, into, out,
-                split=split, finish=finish, behind=behind, look=look,
+                split=split, checkpoint=(op.stage, key) in again, alone=alone, finish=finish, behind=behind, look=look,
             )  # fmt: skip
+        if op.kind is Kind.RECOMPUTE:
+            return alone_call(desk, at, mark, stage.recompute, key)
         together = (op.stage, key) in joined
         if op.kind is Kind.BACKWARD_WEIGHT:
-            return joined_weight_call(desk, at) if together else weight_call(desk, at, mark, stage, key)
+            return joined_weight_call(desk, at) if together else alone_call(desk, at, mark, stage.backward_weight, key)
         run = stage.backward_input if op.kind is Kind.BACKWARD_INPUT and not together else stage.backward
         ahead = None if out is None else boundaries[out]
         behind = None if into is None else boundaries[into]

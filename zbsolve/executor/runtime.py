@@ -27,6 +27,7 @@ import torch
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.building import building, refuse_unusable, settings_shown, timetable_named
 from zbsolve.executor.crew import Crew
+from zbsolve.executor.desk import StageWork
 from zbsolve.executor.feed import Feed
 from zbsolve.executor.finite import Mode, NonFinite
 from zbsolve.executor.losses import refuse_foreign_parameters
@@ -186,11 +187,14 @@ class Pipeline:
             "timetable": timetable_named(self.timetable, (lowered.rows, chain, early)),
             "settings": settings_shown(settings),
         }
-        with building(self.transport, named):
-            endpoints = self.transport.endpoints()
-            numbers = [placement.stages_of(e.rank) for e in endpoints]
+
+        def hold() -> list[dict[int, StageWork]]:
+            numbers = [placement.stages_of(e.rank) for e in self.transport.endpoints()]
             holders = [placement.holders(stage) for stage in range(placement.stages)]
-            held = stages_of_ranks(stages, holders, numbers, threads=threads and transport is None)
+            return stages_of_ranks(stages, holders, numbers, threads=threads and transport is None)
+
+        with building(self.transport, named, hold):
+            endpoints, held = self.transport.endpoints(), hold()
             self.ranks = tuple(
                 Rank(
                     endpoint,

@@ -130,14 +130,19 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
     return {key: plain[key] for key in order if plain[key]}
 
 
-_REQUIRED = ("forward_ns", "backward_input_ns", "backward_weight_ns")
+_OPTIONAL = ("recompute_ns", "checkpoint_bytes")
+_WRITTEN = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns", *_OPTIONAL)
+"""What is written even where it is 0: it has no default, or another one."""
 
 
 def _stage_to_plain(stage: StageCost) -> dict[str, Any]:
     plain = {field: getattr(stage, field) for field in StageCost.__slots__}
     if stage.backward_ns == stage.backward_input_ns + stage.backward_weight_ns:
         del plain["backward_ns"]
-    return {key: value for key, value in plain.items() if key in _REQUIRED or key == "backward_ns" or value}
+    for field in _OPTIONAL:
+        if plain[field] is None:
+            del plain[field]
+    return {key: value for key, value in plain.items() if key in _WRITTEN or value}
 
 
 def _known(thing: object, *fields: str) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class StageShape(_Shape, frozen=True, kw_only=True):
     output_bytes: Bytes = 0
     optimizer_ns: Ns = 0
     grad_reduce_ns: Ns = 0
+    recompute_ns: Ns | UnsetType = UNSET
+    checkpoint_bytes: Bytes | UnsetType = UNSET
     name: Name = ""
 
 
@@ -143,7 +145,7 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     microbatches: Whole
     memory_limit: Limit | list[Limit] = None
     objective: Literal["period", "makespan"] = "period"
-    allow: tuple[Literal["fused", "split"], ...] = ("fused", "split")
+    allow: tuple[Literal["fused", "recompute", "split"], ...] = ("fused", "split")
     route_of: list[Whole] | UnsetType = UNSET
     rank_factors: list[Factor] | UnsetType = UNSET
     microbatch_factors: list[Factor] | UnsetType = UNSET
@@ -171,7 +173,7 @@ class SolverShape(_Shape, frozen=True, kw_only=True):
 
 
 OpShape = tuple[
-    Literal["forward", "backward_input", "backward_weight", "backward", "reduce_gradient", "optimizer"],
+    Literal["forward", "backward_input", "backward_weight", "backward", "recompute", "reduce_gradient", "optimizer"],
     Count,
     Count | None,
     Count,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zbsolve.bounds import lower_bounds
+from zbsolve.bounds.lighter import lighter
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
 from zbsolve.solver.line import Line, exact_unit, read_line, reads
@@ -92,12 +93,13 @@ def verify_bound(
 
     if name in _ANALYTIC:
         return _formula(problem, name, value_ns)
+    lower_bounds(problem)  # refuses a limit that nothing fits
+    problem = lighter(problem)
     relaxation = parse_name(name)
     if relaxation is None:
         return _anyhow(problem, name, value_ns, limits)
     if not reads(problem):
         return Verdict("wrong", f"{name} is for training with one stage a rank, on one route")
-    lower_bounds(problem)  # refuses a limit that nothing fits
     if relaxation.kind == "windows":
         return _windows(problem, relaxation, value_ns, limits, lambda: time.perf_counter() >= deadline)
     return _whole(problem, relaxation, value_ns, limits)

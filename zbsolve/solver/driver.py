@@ -25,8 +25,10 @@ from zbsolve.ops import Op
 from zbsolve.problem import Problem
 from zbsolve.simulate import Timer, simulate
 from zbsolve.solution import Bound, Solution, relative_gap
+from zbsolve.solver.again import may_gain, stripped
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.case import Case
+from zbsolve.solver.choosing import Limits, solve_choosing
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.crew import Crew, InLine, Processes
 from zbsolve.solver.director import Director
@@ -146,24 +148,77 @@ def solve_without(
 ) -> Solution:
     """`solve` with some arms (see `zbsolve.solver.director.ARMS`) left out, to see what they are good for.
 
-    `on_pool` is handed the orders that the search met, when it has ended.
+    `on_pool` is handed the orders that a search met, when it has ended: of the problem, or of one in which what is
+    computed again is folded away (see `zbsolve.solver.again`).
     """
-    started = time.perf_counter()
     _check_arguments(time_limit_s, work_limit, gap, workers)
+    order = start.order if isinstance(start, Timetable) else start
+
+    def one(
+        problem: Problem,
+        *,
+        seconds: float,
+        steps: int | None,
+        start: Order | None,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> tuple[Solution, bool]:
+        return _solve(
+            arms,
+            problem,
+            time_limit_s=seconds,
+            work_limit=steps,
+            gap=gap,
+            seed=seed,
+            workers=workers,
+            start=start,
+            on_progress=on_progress,
+            on_pool=on_pool,
+        )
+
+    if may_gain(problem):
+        limits = Limits(seconds=time_limit_s, steps=work_limit, gap=gap)
+        return solve_choosing(problem, one, limits, seed=seed, start=order, on_progress=on_progress)
+    bare = dataclasses.replace(problem, allow=problem.allow - {"recompute"})
+    if bare.allow != problem.allow and order is not None:
+        order = stripped(order)
+    solution, _ = one(bare, seconds=time_limit_s, steps=work_limit, start=order, on_progress=on_progress)
+    if bare.allow == problem.allow:
+        return solution
+    timetable = dataclasses.replace(solution.timetable, problem=problem)
+    return dataclasses.replace(solution, timetable=timetable, digest=problem.digest)
+
+
+def _solve(
+    arms: frozenset[str],
+    problem: Problem,
+    *,
+    time_limit_s: float,
+    work_limit: int | None,
+    gap: float,
+    seed: int,
+    workers: int | None,
+    start: Order | None,
+    on_progress: Callable[[Progress], None] | None,
+    on_pool: Callable[[Pool], None] | None,
+) -> tuple[Solution, bool]:
+    """Solve a problem in which nothing may be computed again; and whether it was interrupted."""
+    started = time.perf_counter()
     effort = int(min(MAX_EFFORT, _EFFORT_A_SECOND * time_limit_s))
     incumbent = Incumbent(Bound(0, "none"), gap, started, on_progress)
     case = Case(problem, plain())
     read = time.perf_counter() - started
     timing, fusing = min(0.3 * time_limit_s, _TIMING * read), min(0.1 * time_limit_s, _FUSING * read)
     budget = Budget(started + time_limit_s - timing - fusing, work_limit)
+    interrupted = False
     try:
         workers = workers or _available_cpus()
         pool = Pool(case, incumbent)
         director = Director(pool, budget, size=workers, seed=seed, gap=gap, without=arms)
         if start is not None:
-            _add_start(pool, start.order if isinstance(start, Timetable) else start)
+            _add_start(pool, start)
         _search(director, partial(lower_bound, problem, most_effort=effort))
     except KeyboardInterrupt:
+        interrupted = True
         if not incumbent.known:
             raise
     if not incumbent.known:
@@ -177,7 +232,7 @@ def solve_without(
     solution = _solution(problem, incumbent, started, seed, fuse_until)
     if on_pool is not None:
         on_pool(pool)
-    return solution
+    return solution, interrupted
 
 
 def _check_arguments(time_limit_s: float, work_limit: int | None, gap: float, workers: int | None) -> None:

@@ -52,7 +52,7 @@ _LATER = 5.0
 _SHARES, _SHARES_LONG = (1.0, 1.0, 1.0), (0.2, 1.0, 0.2)
 """How the work is shared between asking outright, windows and rank subsets."""
 
-_OUTRIGHT = (2.0, 8.0, 32.0, 128.0)
+_OUTRIGHT = (1.0, 8.0, 32.0, 128.0)
 """Deterministic time for asking, again and again, whether anything is below the incumbent."""
 
 _FIRST_PATIENCE = 1.0

@@ -9,14 +9,16 @@ stage.py          SplitStage: F, B, W of many microbatches
     accumulate.py into .grad as autograd does
     shared.py     parameters of several stages of a rank
   aside.py        what B computes of weights waits for W, too
+again.py            a forward that is computed again
 report.py flops.py held.py     what is deferred, and what lives
 """
 
 from __future__ import annotations
 
+from zbsolve.executor.split.again import DRAWING
 from zbsolve.executor.split.held import HeldBytes
 from zbsolve.executor.split.report import Fallback, SplitReport
 from zbsolve.executor.split.shared import SharedByStages
 from zbsolve.executor.split.stage import SplitStage
 
-__all__ = ["Fallback", "HeldBytes", "SharedByStages", "SplitReport", "SplitStage"]
+__all__ = ["DRAWING", "Fallback", "HeldBytes", "SharedByStages", "SplitReport", "SplitStage"]

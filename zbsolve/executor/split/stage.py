@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from zbsolve.errors import InvalidInput, RunError
+from zbsolve.executor.split.again import DRAWING, Checkpoint, as_before, nothing_saved
 from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.split.aside import GradientsAside
 from zbsolve.executor.split.engine import run_backward
@@ -115,6 +116,7 @@ class SplitStage:
         self.name = name
         self._forwards = SplitForwards(module, keep_whole, norms_wait)
         self._flights: dict[Hashable, Flight] = {}
+        self._checkpoints: dict[Hashable, Checkpoint] = {}
         self._deferred_flops: int | None = None
         self._positions = 1
         self._early = early
@@ -135,6 +137,7 @@ class SplitStage:
         requires_grad: Sequence[bool] | None = None,
         split: bool = True,
         finish: Callable[[Any], Any] | None = None,
+        checkpoint: bool = False,
     ) -> tuple[Any, ...]:
         """Run the module on one microbatch.
 
@@ -153,6 +156,8 @@ class SplitStage:
             of the rank holds the same parameters.
         finish
             Applied to what the module returned, within the same graph: the loss of the last stage.
+        checkpoint
+            Keep the inputs alone; `recompute` then comes before the backward.
 
         Returns
         -------
@@ -161,13 +166,15 @@ class SplitStage:
         Raises
         ------
         RunError
-            If the microbatch is already in flight.
+            If the microbatch is already in flight, or if it cannot be computed again, but should be.
         InvalidInput
             If the module returns something else than tensors.
         """
-        if key in self._flights:
+        if key in self._flights or key in self._checkpoints:
             raise RunError(f"{self.name}: forward of {key!r}, which is in flight already")
         wanted = self._wanted(inputs, requires_grad)
+        if checkpoint:
+            return self._keep_inputs_alone(key, inputs, keywords, wanted, split, finish)
         self._positions = positions_of(inputs)
         # what other stages hold, too, is summed use by use
         queue = WeightQueue() if split or self.share is not None else None
@@ -195,6 +202,54 @@ class SplitStage:
         flight.set_outputs(outputs, are_losses=finish is not None)
         self._flights[key] = flight
         return tuple(None if o is None else arrived(o.detach().requires_grad_(o.requires_grad)) for o in outputs)
+
+    def _keep_inputs_alone(
+        self,
+        key: Hashable,
+        inputs: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None,
+        wanted: list[bool],
+        split: bool,
+        finish: Callable[[Any], Any] | None,
+    ) -> tuple[Any, ...]:
+        if self._forwards.sharded:
+            raise RunError(f"{self.name} is sharded by FSDP and cannot be computed again; solve without recomputation")
+        with DRAWING:
+            kept = Checkpoint(inputs, keywords, wanted, split, finish)
+            before = kept.versions()
+            with nothing_saved(self.name):
+                outputs = self.forward(
+                    key, *inputs, keywords=keywords, requires_grad=wanted, split=False, finish=finish
+                )
+        del self._flights[key]
+        if kept.versions() != before:
+            raise RunError(
+                f"{self.name} writes into its inputs, so it cannot be computed again from them; solve without "
+                "recomputation, or cut the model elsewhere"
+            )
+        self._checkpoints[key] = kept
+        return outputs
+
+    def recompute(self, key: Hashable) -> None:
+        """Run the forward of a microbatch once more, this time for its backward.
+
+        Raises
+        ------
+        RunError
+            If the microbatch is not between such a forward and its backward.
+        """
+        kept = self._checkpoints.pop(key, None)
+        if kept is None:
+            raise RunError(f"{self.name}: recompute of {key!r}, whose forward has not kept a checkpoint")
+        with DRAWING, kept.drawn_again(), as_before(self.module):
+            self.forward(
+                key,
+                *kept.inputs,
+                keywords=kept.keywords,
+                requires_grad=kept.wanted,
+                split=kept.split,
+                finish=kept.finish,
+            )
 
     def _wanted(self, inputs: Sequence[Any], requires_grad: Sequence[bool] | None) -> list[bool]:
         if requires_grad is None:
@@ -296,6 +351,8 @@ class SplitStage:
 
     def _flight(self, key: Hashable, doing: str, *, weights_wait: bool) -> Flight:
         flight = self._flights.get(key)
+        if flight is None and key in self._checkpoints:
+            raise RunError(f"{self.name}: {doing} of {key!r}: its recompute comes first")
         if flight is None:
             raise RunError(f"{self.name}: {doing} of {key!r}, which is not in flight; its forward comes first")
         if flight.weights_wait is not weights_wait:
@@ -307,12 +364,13 @@ class SplitStage:
 
     @property
     def in_flight(self) -> tuple[Hashable, ...]:
-        """The microbatches between their forward and their W, in the order of their forwards."""
-        return tuple(self._flights)
+        """The microbatches between their forward and their W: those kept as checkpoints, then the others."""
+        return (*self._checkpoints, *self._flights)
 
     def abandon(self) -> None:
         """Drop every microbatch in flight, as after an error."""
         self._flights.clear()
+        self._checkpoints.clear()
         if self.share is not None:
             self.share.forget()
         for module in self._forwards.sharded:
@@ -344,6 +402,8 @@ class SplitStage:
         if self._watch is None:
             return HeldBytes(queued=queued, ready=ready, inputs=None, saved=None)
         inputs = sum(new(f.inputs.alive()) for f in self._flights.values() if f.inputs is not None)
+        for kept in self._checkpoints.values():
+            inputs += new(storages(x for x in kept.inputs if isinstance(x, torch.Tensor)))
         return HeldBytes(queued=queued, ready=ready, inputs=inputs, saved=new(self._watch.made.alive()))
 
     def report(self) -> SplitReport:

@@ -1,0 +1,197 @@
+"""Solving where forwards may be computed again: which stages is decided around the search for an order.
+
+    bound of the lighter problem -> each choice of stages for a short while -> the best one's neighbours
+           -> the best choice for what is left
+
+Each choice is solved as a problem without it (see `zbsolve.solver.again`); every answer is put back into what was
+asked, freed of what need not be computed again, and timed exactly there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from zbsolve.bounds import lower_bound
+from zbsolve.catalog import baseline, schedules
+from zbsolve.errors import Infeasible, NothingFound, OrderError, ScheduleConditionError
+from zbsolve.metrics import metrics
+from zbsolve.ops import Kind
+from zbsolve.problem import Problem
+from zbsolve.simulate import simulate
+from zbsolve.solution import Solution, relative_gap
+from zbsolve.solver.again import choices, folded, neighbours, readings, stripped, thinned, unfolded
+from zbsolve.solver.incumbent import Progress
+from zbsolve.timetable import Order, Timetable
+
+__all__ = ["Inner", "Limits", "solve_choosing"]
+
+_FIRST, _SECOND = 0.4, 0.3
+"""Shares of the limits for the first choices, and for the neighbours of the best of them."""
+
+_FEWEST_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long, in seconds and in search steps (None for no limit), and the gap to stop at."""
+
+    seconds: float
+    steps: int | None
+    gap: float
+
+
+class Inner(Protocol):
+    """Solves a problem without the choice; says whether it was interrupted."""
+
+    def __call__(
+        self,
+        problem: Problem,
+        *,
+        seconds: float,
+        steps: int | None,
+        start: Order | None,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> tuple[Solution, bool]:
+        """Solve within so many seconds and steps."""
+
+
+class _Choosing:
+    """The best so far, and what is left of the limits."""
+
+    def __init__(self, problem: Problem, inner: Inner, limits: Limits, on_progress: Callable[[Progress], None] | None):
+        self.problem, self.inner, self.limits, self.on_progress = problem, inner, limits, on_progress
+        self.started = time.perf_counter()
+        self.bound = lower_bound(problem)
+        self.best: tuple[int, Timetable, str] | None = None
+        self.chosen = frozenset[int]()
+        self.order_of: dict[frozenset[int], Order] = {}
+        self.interrupted = False
+
+    @property
+    def done(self) -> bool:
+        if self.interrupted:
+            return True
+        return self.best is not None and relative_gap(self.best[0], self.bound.value_ns) <= self.limits.gap
+
+    def offer(self, order: Order, method: str) -> int | None:
+        """Keep an order of the problem if it fits and is better than all before it; its value if it fits."""
+        timetable = simulate(self.problem, thinned(self.problem, order))
+        peaks = metrics(timetable).peak_bytes
+        if any(limit is not None and peak > limit for peak, limit in zip(peaks, self.problem.limit_bytes, strict=True)):
+            return None
+        value = timetable.period_ns if self.problem.objective == "period" else timetable.makespan_ns
+        if self.best is None or value < self.best[0]:
+            self.best = value, timetable, method
+        return value
+
+    def published(self) -> None:
+        """Offer what computes forwards again by itself."""
+        for schedule in schedules():
+            if schedule.name.endswith("-recompute"):
+                with contextlib.suppress(ScheduleConditionError):
+                    self.offer(baseline(schedule.name, self.problem), schedule.name)
+
+    def try_all(self, sets: Iterable[frozenset[int]], share: float, start: Order | None) -> None:
+        """Solve with each of the sets, for an equal part of a share of the limits."""
+        todo = [chosen for chosen in sets if chosen not in self.order_of]
+        for chosen in todo:
+            if self.done:
+                return
+            self.solve(chosen, share / len(todo), start)
+
+    def solve(self, chosen: frozenset[int], share: float, start: Order | None) -> None:
+        """Solve with one set of stages, read in each way; nothing where it cannot fit."""
+        ways = readings(self.problem, chosen)
+        for reading in ways:
+            if not self.done:
+                self._solve(chosen, reading, share / len(ways), start)
+
+    def _solve(self, chosen: frozenset[int], reading: Kind, share: float, start: Order | None) -> None:
+        left = self.limits.seconds - (time.perf_counter() - self.started)
+        if left <= 0 and self.best is not None:
+            return
+        steps = None if self.limits.steps is None else max(_FEWEST_STEPS, int(share * self.limits.steps))
+        seconds = min(max(left, 0.05), self.limits.seconds * share if steps is None else max(left, 0.05))
+        try:
+            solution, self.interrupted = self.inner(
+                folded(self.problem, chosen, reading),
+                seconds=seconds,
+                steps=steps,
+                start=start,
+                on_progress=self._told(),
+            )
+        except (Infeasible, NothingFound):
+            return
+        order = solution.timetable.order
+        self.order_of.setdefault(chosen, order)
+        before = None if self.best is None else self.best[0]
+        value = self.offer(unfolded(order, chosen), solution.method)
+        if value is not None and (before is None or value < before):
+            self.chosen, self.order_of[chosen] = chosen, order
+
+    def _told(self) -> Callable[[Progress], None] | None:
+        """Tells of what is better than all before, with the bound of the problem itself."""
+        tell = self.on_progress
+        if tell is None:
+            return None
+
+        def told(progress: Progress) -> None:
+            if self.best is None or progress.value_ns < self.best[0]:
+                bound = self.bound
+                gap = relative_gap(progress.value_ns, bound.value_ns)
+                seconds = time.perf_counter() - self.started
+                tell(replace(progress, seconds=seconds, lower_bound_ns=bound.value_ns, bound=bound.name, gap=gap))
+
+        return told
+
+
+def solve_choosing(
+    problem: Problem,
+    inner: Inner,
+    limits: Limits,
+    *,
+    seed: int,
+    start: Order | None,
+    on_progress: Callable[[Progress], None] | None,
+) -> Solution:
+    """Solve a problem in which forwards may be computed again.
+
+    Raises
+    ------
+    Infeasible
+        If no timetable fits the memory limit, whatever is computed again.
+    NothingFound
+        If no timetable was found in time.
+    """
+    search = _Choosing(problem, inner, limits, on_progress)
+    search.published()
+    bare = None
+    if start is not None:
+        with contextlib.suppress(OrderError):  # of other microbatches, say; the inner search sees to that
+            search.offer(start, "the given start")
+        bare = stripped(start)
+    search.try_all(choices(problem), _FIRST, bare)
+    if search.best is not None:
+        search.try_all(neighbours(problem, search.chosen), _SECOND, bare)
+    if not search.done:
+        search.solve(search.chosen, 1 - _FIRST - _SECOND, search.order_of.get(search.chosen, bare))
+    if search.best is None:
+        raise NothingFound("no timetable was found; give more time, a larger work limit, or a larger memory limit")
+    value, timetable, method = search.best
+    return Solution(
+        timetable=timetable,
+        metrics=metrics(timetable),
+        status="optimal" if value == search.bound.value_ns else "feasible",
+        value_ns=value,
+        lower_bound_ns=search.bound.value_ns,
+        bound=search.bound.name,
+        gap=relative_gap(value, search.bound.value_ns),
+        seconds=time.perf_counter() - search.started,
+        seed=seed,
+        method=method,
+        digest=problem.digest,
+    )

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.executor import pipes
+from zbsolve.errors import RunError
 from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.transports import Distributed
 from zbsolve.placement import Placement
@@ -128,6 +129,29 @@ def no_pipeline(rank: int, directory: Path, *, odd: int) -> None:
     mine = {} if rank == odd else {rank: stages[rank]}
     with Pipeline(pipes.timetable(Placement.linear(RANKS), 4, seed=1), mine, pipes.square_loss) as pipe:
         pipe.step(*pipes.batch(4))
+
+
+def tied(rank: int, directory: Path, *, odd: int) -> None:
+    """All ranks are given all stages, and the first and the last share a weight; the one between could not know."""
+    stages = pipes.model(RANKS)
+    stages[2][0].weight = stages[0][0].weight
+    mark(directory)
+    with Pipeline(pipes.timetable(Placement.linear(RANKS), 4, seed=1), stages, pipes.square_loss) as pipe:
+        pipe.step(*pipes.batch(4))
+
+
+def steps_once_closed(rank: int, directory: Path) -> None:
+    """All ranks close, and ask for more."""
+    with pipeline(rank) as pipe:
+        pipe.step(*pipes.batch(4))
+        pipe.flush()
+    for call in (lambda: pipe.step(*pipes.batch(4)), lambda: pipe.eval(pipes.batch(4)[0]), pipe.trace):
+        try:
+            call()
+        except RunError as error:
+            assert "closed" in str(error), error
+        else:
+            raise AssertionError(call)
 
 
 def drops_it(rank: int, directory: Path, *, odd: int) -> None:

@@ -350,6 +350,35 @@ def tensor_parallel(rank: int, directory: Path) -> None:
         assert_close(found, expected)
 
 
+def ending_in_a_collective(rank: int, directory: Path) -> None:
+    """Pp 2 x tp 2, stages that begin and end in tensor-parallel layers: what they return is still on its way."""
+    mesh = mesh_of(pp=2, tp=2)
+    for placement in (Placement.linear(2), Placement.looped(2, 2)):
+        table = with_early_forwards(placement, 4)
+        torch.manual_seed(0)
+        sizes = pipes.WIDTH, 2 * pipes.WIDTH
+        stages = [
+            nn.Sequential(nn.Linear(*sizes, dtype=DOUBLE), nn.GELU(), nn.Linear(*sizes[::-1], dtype=DOUBLE))
+            for _ in range(placement.stages)
+        ]
+        data = pipes.batch(4, dtype=DOUBLE)
+        reference, _ = plain_gradients(pipes.clones(stages), data, pipes.square_loss, 4)
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        mine = placement.stages_of(mesh.get_local_rank("pp"))
+        parallel_stages = {s: parallelize_module(pipes.clones(stages)[s], mesh["tp"], plan) for s in mine}
+        with torch.no_grad():
+            expected = nn.Sequential(*stages)(data[0])
+        for nonfinite in ("warn", "raise"):
+            with Pipeline(table, parallel_stages, pipes.square_loss, mesh=mesh, nonfinite=nonfinite) as pipe:
+                pipe.step(*data)
+                assert_close(gradients(pipe), reference)
+                output = pipe.eval(data[0])
+                if output is not None:
+                    assert type(output) is torch.Tensor
+                    torch.testing.assert_close(output, expected, rtol=0, atol=1e-10)
+                pipe.zero_grad()
+
+
 class Hands(nn.Module):
     """Hands on its output spread along the sequence: as a DTensor, or its part."""
 

@@ -51,6 +51,7 @@ def assert_all_say(ranks, pattern, but=()):
         ("other_kind", 2, rf"call 3 is (step 2|eval 1) on rank \d, but (step 2|eval 1) on rank \d: {SAME}"),
         ("other_timetable", 1, r"the timetable is not the same on all ranks: one of 3 ranks, 3 stages, 4 microbatches"),
         ("no_pipeline", 1, r"the module of stage 1 is missing; this process was given \[\]"),
+        ("tied", 0, r"stage 0 \(0.weight\) and stage 2 \(0.weight\) share a parameter but lie on different ranks"),
         ("optimizer_raises", 1, "ArithmeticError: no step"),
         ("stays_away", 1, r"waiting in call 3 \(step 2\) for \d s; rank 1 is between calls, 2 calls made: .*away_s = 1"),
     ],
@@ -85,7 +86,7 @@ def test_a_process_that_is_gone_between_steps_is_named(launch):
     assert_all_say(ranks, "rank 1 failed: its process has given no sign of life", but=(1,))
 
 
-@pytest.mark.parametrize("scenario", ["late_but_comes", "state_without_messages", "nan_loss", "taking_turns"])
+@pytest.mark.parametrize("scenario", ["late_but_comes", "state_without_messages", "nan_loss", "taking_turns", "steps_once_closed"])
 def test_what_is_allowed_stops_nobody(launch, scenario):
     ranks = launch(scenario)
     assert ranks.wait() == [0] * RANKS, ranks.said()

@@ -19,6 +19,7 @@ from tests.dist.test_pipeline_processes import assert_all_stop, launch  # noqa: 
         "data_parallel_training",
         "data_parallel_trap",
         "tensor_parallel",
+        "ending_in_a_collective",
         "handing_on_shards",
         "replicas_of_tensor_parallel",
         "fully_sharded",

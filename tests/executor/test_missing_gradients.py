@@ -190,3 +190,29 @@ def test_sparse_gradients_of_replicas_are_refused():
         (RunError, InvalidInput), match="is sparse, which replicas cannot sum: build its embedding with"
     ):
         pipe.step(*data)
+
+
+class HalfLazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.never = nn.LazyLinear(4), nn.LazyLinear(4)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_a_lazy_parameter_that_never_runs_has_no_gradient(table):
+    data = pipes.batch(4)
+    for options in ({}, {"optimizer": lambda p: torch.optim.AdamW(p, lr=0.1), "max_grad_norm": 0.1}):
+        stages = [HalfLazy(), HalfLazy()]
+        pipe = Pipeline(table, stages, pipes.square_loss, **options)
+        pipe.steps([data, data])
+        pipe.flush()
+        assert stages[1].never.weight.grad is None
+        assert options or stages[1].used.weight.grad is not None
+
+
+def test_copies_of_a_lazy_stage_are_refused():
+    placement = Placement(routes=((0, 1), (1, 0)))
+    with pytest.raises(InvalidInput, match=r"stage 0 has copies, but its lazy parameter used.weight has no shape yet"):
+        Pipeline(pipes.timetable(placement, 4), [HalfLazy(), HalfLazy()], pipes.square_loss)

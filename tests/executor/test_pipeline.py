@@ -66,7 +66,11 @@ def keeps_order(order):
     return all(numbers == sorted(numbers) for numbers in added.values())
 
 
-@pytest.mark.parametrize("name", [schedule.name for schedule in schedules() if schedule.name != "forward-only"])
+# what recomputes needs other costs, and is in test_recompute.py
+TRAINING = [schedule.name for schedule in schedules() if schedule.name not in ("forward-only", "gpipe-recompute")]
+
+
+@pytest.mark.parametrize("name", TRAINING)
 def test_every_published_schedule_is_right_and_bitwise_where_it_keeps_the_order_of_microbatches(name):
     ran = 0
     for placement in (Placement.linear(3), Placement.looped(2, 2), Placement.v(2), Placement.bidirectional(2)):

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from zbsolve.errors import RunError
 from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.cutoff import stops, warn_if_cut_off, warn_of_stop
 from zbsolve.executor.desk import AfterForward, Call, Desk, Mark, StageWork
 from zbsolve.executor.split import DRAWING
+from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.transports.protocol import Mail, Tensors
 from zbsolve.lowering import Action, Do
 
@@ -24,7 +24,6 @@ __all__ = [
     "evaluation_call",
     "forward_call",
     "joined_weight_call",
-    "loss_of",
     "message_call",
 ]
 
@@ -204,7 +203,7 @@ def evaluation_call(
         marks[at] = mark()
         result = module(*inputs)
         marks[at + 1] = mark()
-        outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
+        outputs = tuple(map(arrived, result)) if isinstance(result, tuple | list) else (arrived(result),)
         if behind is None:
             # the output may be the input itself, which lies in a receive slot
             desk.losses[key] = outputs if keep is None else keep(outputs)
@@ -213,27 +212,3 @@ def evaluation_call(
             letters[out] = outputs  # type: ignore[index]
 
     return evaluate
-
-
-def loss_of(desk: Desk, key: int, loss_fn: Callable[..., torch.Tensor]) -> Callable[[Any], Any]:
-    """The last stage's output to what the backward starts from; notes the plain loss."""
-
-    def finish(output: Any) -> torch.Tensor:
-        target = desk.targets[key]
-        loss = loss_fn(output, target)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise RunError(f"the loss function must return one number, got {got}")
-        if loss.dim():
-            loss = loss.reshape(())
-        if not loss.requires_grad:
-            raise RunError(
-                "the loss has no gradient, so nothing would learn: is the output or the loss detached, turned into a "
-                "plain number, computed under no_grad, or is every parameter frozen?"
-            )
-        desk.losses[key] = loss.detach()
-        if desk.divisor != 1:
-            loss = loss / desk.divisor
-        return loss if desk.scale == 1.0 else loss * desk.scale
-
-    return finish

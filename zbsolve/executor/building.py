@@ -11,11 +11,43 @@ from typing import Any
 import torch
 
 from zbsolve.errors import InvalidInput, RunError
+from zbsolve.executor.story import told
 from zbsolve.executor.transports.distributed import Distributed
 from zbsolve.executor.transports.protocol import Transport
 from zbsolve.timetable import Timetable
 
-__all__ = ["building", "settings_shown", "shapes_of", "timetable_named"]
+__all__ = ["building", "refuse_unusable", "settings_shown", "shapes_of", "timetable_named"]
+
+
+def refuse_unusable(optimizer: object, **needs_one: object) -> None:
+    """Refuse what is no way to make an optimizer, and settings that mean nothing without one.
+
+    Parameters
+    ----------
+    optimizer
+        What makes one; None for none.
+    needs_one
+        Settings by name; those that were not given are None or False.
+
+    Raises
+    ------
+    InvalidInput
+        With what to give instead.
+    """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise InvalidInput(
+            f"optimizer is a {kind}, but every rank needs one of its own: give a function that makes it, such as "
+            f"lambda parameters: torch.optim.{kind}(parameters, ...)"
+        )
+    if optimizer is not None and not callable(optimizer):
+        raise InvalidInput(f"optimizer is a {type(optimizer).__name__}; give a function of a list of parameters")
+    idle = [name for name, value in needs_one.items() if value is not None and value is not False]
+    if optimizer is None and idle:
+        raise InvalidInput(
+            f"{' and '.join(idle)} would do nothing, as the pipeline has no optimizer: give optimizer=, or clip the "
+            "gradients yourself"
+        )
 
 
 @contextmanager
@@ -47,7 +79,7 @@ def building(transport: Transport, same: Mapping[str, str], own: Callable[[], ob
             _refuse_different(said)
             yield
         except BaseException as error:
-            health.report(f"making its pipeline: {type(error).__name__}: {error}")
+            health.report(f"making its pipeline: {told(error)}")
             transport.abort()
             raise
 

@@ -25,7 +25,7 @@ import torch
 from zbsolve.errors import RunError
 from zbsolve.executor.patience import Patience
 from zbsolve.executor.rank import Rank, RankFailure
-from zbsolve.executor.story import blamed
+from zbsolve.executor.story import blamed, told
 from zbsolve.executor.transports.in_process import InProcess
 from zbsolve.executor.transports.protocol import Stopped
 from zbsolve.executor.updating import settle_together
@@ -111,6 +111,8 @@ class Crew:
             raise
         cause = self._transport.cause
         if cause is None:
+            for rank in self.ranks:
+                rank.all_done()
             return results
         doing = {rank.number: rank.doing() for rank in self.ranks if rank.number != cause[0]}
         self._join(threads)
@@ -150,8 +152,9 @@ class Crew:
 
     def _restart(self) -> None:
         self._transport.reset(self._tag)
+        steps = min(rank.steps for rank in self.ranks)
         for rank in self.ranks:
-            rank.recover()
+            rank.recover(steps)
         optimizers = [rank.optimizer for rank in self.ranks if rank.optimizer is not None]
         self.torn = self.torn or not settle_together(optimizers)
         for rank in self.ranks:
@@ -175,7 +178,7 @@ class Crew:
 
     def _error(self, cause: tuple[int, str], doing: dict[int, str]) -> RunError:
         rank, text = cause
-        others = [blamed(what, rank, text.partition("\n")[0]) for _, what in sorted(doing.items())]
+        others = [blamed(what, rank, text) for _, what in sorted(doing.items())]
         shown = others[:16] + ([f"... and {len(others) - 16} more ranks"] if len(others) > 16 else [])
         return RunError("\n  ".join([f"rank {rank} failed: {text}", *shown]))
 
@@ -207,4 +210,4 @@ class _CallersMode:
 
 
 def _text(error: BaseException) -> str:
-    return str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, RunError) else told(error)

@@ -29,6 +29,7 @@ from zbsolve.executor.borders import Border, borders
 from zbsolve.executor.clock import Clock, clock_of
 from zbsolve.executor.doubts import doubts, refuse_shared
 from zbsolve.executor.held import held_bytes, storage_bytes
+from zbsolve.executor.kept import KeptBuffers
 from zbsolve.executor.link import measure_link
 from zbsolve.executor.stagework import StageWork, Tensors, tensors_of
 from zbsolve.executor.target import LossFn, Sample, check_target, load_target, users_code
@@ -250,7 +251,7 @@ def _static_bytes(module: torch.nn.Module, optimizer_copies: int) -> int:
 def _quiet(modules: Sequence[torch.nn.Module], device: torch.device, threads: int | None) -> Iterator[None]:
     """Conditions of the measurement; afterwards the model and the process are as they were."""
     gradients = [(p, p.grad) for m in modules for p in m.parameters()]
-    buffers = [(b, b.detach().clone()) for m in modules for b in m.buffers()]
+    buffers = KeptBuffers(modules)
     threads_before, collecting = torch.get_num_threads(), gc.isenabled()
     for module in modules:
         _forget_gradients(module)
@@ -267,9 +268,7 @@ def _quiet(modules: Sequence[torch.nn.Module], device: torch.device, threads: in
             gc.enable()
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+        buffers.put_back()
 
 
 def _forget_gradients(module: torch.nn.Module) -> None:

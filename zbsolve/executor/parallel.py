@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.errors import InvalidInput
+from zbsolve.executor.lazy import refuse_lazy
 from zbsolve.executor.optimizer.gradients import local
 from zbsolve.executor.optimizer.verdict import State
 from zbsolve.executor.split.install import is_a
@@ -162,7 +163,8 @@ class ReplicaMean:
     Raises
     ------
     InvalidInput
-        If the replicas differ in their parameters' names, shapes or types, or in `same`.
+        If the replicas differ in their parameters' names, shapes or types, or in `same`; or if a parameter has no
+        shape yet.
 
     Notes
     -----
@@ -190,6 +192,7 @@ class ReplicaMean:
         stages_of: dict[torch.Tensor, set[int]] = {}
         names = []
         for stage in sorted(modules):
+            refuse_lazy(stage, modules[stage])
             for name, parameter in modules[stage].named_parameters():
                 names.append(f"{stage} {name} {tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}")
                 if not others & set(_spread_over(parameter)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from zbsolve.errors import InvalidInput
 from zbsolve.timetable import Timetable
@@ -37,8 +38,13 @@ class Patience:
     @classmethod
     def of(cls, timetable: Timetable, stall_s: float | None, away_s: float | None = None) -> Patience:
         """What was asked for, or 6 s (20 times the longest planned operation, if that is more), 2 and 5 minutes."""
-        for name, value in (("stall_s", stall_s), ("away_s", away_s)):
-            if value is not None and not value > 0:
+        asked: dict[str, Any] = {"stall_s": stall_s, "away_s": away_s}
+        for name, value in asked.items():
+            if value is None:
+                continue
+            if not isinstance(value, int | float):
+                raise InvalidInput(f"{name} is a number of seconds, got {value!r}")
+            if not value > 0:
                 raise InvalidInput(f"{name} must be above 0, got {value}; float('inf') sets no limit")
         away = _AWAY_S if away_s is None else away_s
         if stall_s is not None:

@@ -27,11 +27,11 @@ from zbsolve.executor.actions import (
     evaluation_call,
     forward_call,
     joined_weight_call,
-    loss_of,
     message_call,
 )
 from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.desk import AfterForward, Call, Desk, Mark, StageWork, empty_desk
+from zbsolve.executor.losses import loss_of
 from zbsolve.executor.transports.protocol import Mail
 from zbsolve.lowering import Action, Do, Lowered
 from zbsolve.ops import Kind, Op

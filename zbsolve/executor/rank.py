@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,10 +16,11 @@ from zbsolve.executor.boundary import Boundary, described
 from zbsolve.executor.clock import Clock, clock_of
 from zbsolve.executor.desk import Call, StageWork
 from zbsolve.executor.finite import FiniteWatch, Mode
+from zbsolve.executor.kept import KeptBuffers, KeptRandomState
 from zbsolve.executor.optimizer import PostValidatedOptimizer, Validation
 from zbsolve.executor.program import Program, evaluation_program, training_program
 from zbsolve.executor.split import SharedByStages, SplitStage
-from zbsolve.executor.story import waiting_for
+from zbsolve.executor.story import told, waiting_for
 from zbsolve.executor.transports.protocol import Endpoint, Mail, Stopped
 from zbsolve.executor.updating import WarmUp
 from zbsolve.lowering import Action, Do, Lowered
@@ -102,6 +103,8 @@ class Rank:
         self.alone = False
         self.finite = FiniteWatch(nonfinite, device)
         self.around: list[Around] = []
+        # of the step under way and the one before: nobody is further ahead of the slowest rank
+        self._before: deque[tuple[int, KeptBuffers]] = deque(maxlen=2)
         # device clocks tell differences only, so one mark is tied to the host's clock
         self.clock.settle()
         self.anchor: tuple[object, int] = self.clock.mark(), time.perf_counter_ns()
@@ -169,6 +172,9 @@ class Rank:
             If another rank has failed.
         """
         desk, optimizer = self.training.desk, self.optimizer
+        if not self.alone:
+            # after a failure only ranks that are threads go on
+            self._before.append((self.steps, KeptBuffers(work.module for work in self.stages.values())))
         desk.inputs[:], desk.targets[:] = inputs, targets
         desk.divisor = divisor
         for around in self.around:
@@ -184,9 +190,9 @@ class Rank:
         if optimizer is not None and update:
             self._guarded(optimizer.step_begin, "in its optimizer")
         losses = desk.losses.copy()
-        self.finite.end_step(self.steps)
         self.history.append((self.steps, desk.marks.copy(), desk.passing.copy()))
         self.steps += 1
+        self.finite.end_step(self.steps - 1)
         for places in (desk.inputs, desk.targets, desk.losses, desk.input_gradients):
             places[:] = [None] * self._microbatches
         return losses
@@ -194,16 +200,26 @@ class Rank:
     def _run_and_validate(self, optimizer: PostValidatedOptimizer) -> None:
         """The row, with the validation of the step before at its place, and again from the start if that was wrong."""
         cut = self.training.cut
-        before = _ChangedByForwards(self.stages.values(), self.device, random=self.alone) if cut else None
+        before: list[KeptBuffers | KeptRandomState] = [self._buffers()] if cut else []
+        if cut and self.alone:
+            # threads share the generators, so only a rank that is alone in its process can put them back
+            before.append(KeptRandomState(self.device))
         self._run(self.training, end=cut)
         self._guarded(self.validate, "at the validation of its last step")
         if self.validations[-1].rerun:
             self._guarded(self._throw_away, "about to start over")
-            if before is not None:
-                before.put_back()
+            for kept in before:
+                kept.put_back()
+            if cut:
                 self._run(self.training, end=cut)
         self.training.desk.scale = optimizer.loss_scale
         self._run(self.training, start=cut)
+
+    def _buffers(self) -> KeptBuffers:
+        """As they are before the first operation of this step, where they are noted already."""
+        if self._before:
+            return self._before[-1][1]
+        return KeptBuffers(work.module for work in self.stages.values())
 
     def validate(self) -> None:
         """Hear what became of the last step; undo and repair it if it was wrong. Every rank has to do it."""
@@ -267,7 +283,7 @@ class Rank:
         action = program.actions[self.at[0]]
         if isinstance(error, RunError):
             return f"{action}: {error}"
-        text = f"{action}: {type(error).__name__}: {error}"
+        text = f"{action}: {told(error)}"
         came = self._came(action)
         return text if came is None else f"{text} (it was called with {came})"
 
@@ -288,7 +304,7 @@ class Rank:
         except (Stopped, KeyboardInterrupt):
             raise
         except BaseException as error:
-            raise RankFailure(f"{where}: {type(error).__name__}: {error}") from error
+            raise RankFailure(f"{where}: {told(error)}") from error
 
     def doing(self) -> str:
         """What this rank is at, for a message."""
@@ -311,10 +327,21 @@ class Rank:
         """The program under way has never run to its end."""
         return self.now is not None and not self.now.ran
 
-    def recover(self) -> None:
-        """Drop everything in flight, as after a failure."""
+    def all_done(self) -> None:
+        """All ranks have come to the end of a call, so nothing of it will be put back."""
+        self._before.clear()
+
+    def recover(self, steps: int) -> None:
+        """Drop everything in flight, as after a failure, and go back to where all ranks had made as many steps."""
         for stage in self.stages.values():
             stage.abandon()
+        for made, buffers in reversed(self._before):
+            if made >= steps:
+                buffers.put_back()
+        self._before.clear()
+        while self.history and self.history[-1][0] >= steps:
+            self.history.pop()
+        self.steps = steps
         self.finite.forget()
         self.at[0] = -1
         self._where = "between steps"
@@ -322,27 +349,6 @@ class Rank:
             desk = program.desk
             for places in (desk.mail, desk.inputs, desk.targets, desk.losses, desk.input_gradients):
                 places[:] = [None] * len(places)
-
-
-class _ChangedByForwards:
-    """Random states and buffers, to be put back where forwards run again."""
-
-    def __init__(self, stages: Iterable[StageWork], device: torch.device, *, random: bool) -> None:
-        self._buffers = [(b, b.clone()) for stage in stages for b in stage.module.buffers()]
-        # threads share the generators, so only a rank that is alone in its process can put them back
-        self._host = torch.get_rng_state() if random else None
-        self._device = device
-        self._on_device = torch.cuda.get_rng_state(device) if random and device.type == "cuda" else None
-
-    def put_back(self) -> None:
-        """Everything as it was."""
-        with torch.no_grad():
-            for buffer, before in self._buffers:
-                buffer.copy_(before)
-        if self._host is not None:
-            torch.set_rng_state(self._host)
-        if self._on_device is not None:
-            torch.cuda.set_rng_state(self._on_device, self._device)
 
 
 def _void_calls(warm_up: WarmUp, mail: Mail) -> list[Callable[[], object]]:

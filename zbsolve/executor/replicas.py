@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from zbsolve.errors import InvalidInput
+from zbsolve.executor.lazy import refuse_lazy
 from zbsolve.executor.parallel import MeshPlace
 from zbsolve.executor.rank import Rank
 from zbsolve.executor.transports.protocol import Endpoint
@@ -107,7 +108,7 @@ def sum_replicas(ranks: Iterable[Rank], placement: Placement) -> None:
     Raises
     ------
     InvalidInput
-        If such a stage shares a parameter with another stage of its rank.
+        If such a stage shares a parameter with another stage of its rank, or has one without a shape yet.
     """
     for rank in ranks:
         shared = {s: placement.holders(s) for s in rank.stages if len(placement.holders(s)) > 1}
@@ -117,6 +118,8 @@ def sum_replicas(ranks: Iterable[Rank], placement: Placement) -> None:
                     f"stages {', '.join(map(str, sorted(numbers)))} share a parameter on rank {rank.number} and "
                     "lie on other ranks, too, where copies would drift apart; give each stage its own"
                 )
+        for number in shared:
+            refuse_lazy(number, rank.stages[number].module)
         if shared:
             rank.endpoint.befriend(sorted({r for holders in shared.values() for r in holders} - {rank.number}))
             modules = {s: rank.stages[s].module for s in shared}

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from zbsolve.errors import InvalidInput
-from zbsolve.executor.building import building, settings_shown, timetable_named
+from zbsolve.errors import InvalidInput, RunError
+from zbsolve.executor.building import building, refuse_unusable, settings_shown, timetable_named
 from zbsolve.executor.crew import Crew
 from zbsolve.executor.desk import StageWork
 from zbsolve.executor.feed import Feed
 from zbsolve.executor.finite import Mode, NonFinite
+from zbsolve.executor.losses import refuse_foreign_parameters
 from zbsolve.executor.microbatches import cut_for, given, joined, merged, reduced, shared
 from zbsolve.executor.optimizer import LossScale, Validation
 from zbsolve.executor.parallel import MeshPlace
@@ -39,6 +40,7 @@ from zbsolve.executor.replicas import average_replicas, sum_replicas
 from zbsolve.executor.saving import restore, state_of
 from zbsolve.executor.solo import Solo
 from zbsolve.executor.staging import Stages, default_transport, device_of, stages_of_ranks
+from zbsolve.executor.story import told
 from zbsolve.executor.tracing import measured_rows, rows_of_all, trace_of
 from zbsolve.executor.transports import Distributed, InProcess
 from zbsolve.executor.transports.protocol import Transport
@@ -143,8 +145,10 @@ class Pipeline:
             raise InvalidInput("accumulation_steps must be at least 1")
         if not callable(loss_fn):
             raise InvalidInput(f"loss_fn is a {type(loss_fn).__name__}; give a function of (output, target)")
+        refuse_unusable(optimizer, max_grad_norm=max_grad_norm, check_overflow=check_overflow, loss_scale=loss_scale)
         self._reduction = loss_reduction
         self._accumulation = accumulation_steps
+        self._closed = False
         placement = self.problem.placement
         lowered = lower(self.timetable)
         verify(lowered)
@@ -186,7 +190,8 @@ class Pipeline:
 
         def hold() -> list[dict[int, StageWork]]:
             numbers = [placement.stages_of(e.rank) for e in self.transport.endpoints()]
-            return stages_of_ranks(stages, placement.stages, numbers, threads=threads and transport is None)
+            holders = [placement.holders(stage) for stage in range(placement.stages)]
+            return stages_of_ranks(stages, holders, numbers, threads=threads and transport is None)
 
         with building(self.transport, named, hold):
             endpoints, held = self.transport.endpoints(), hold()
@@ -205,6 +210,8 @@ class Pipeline:
                 )
                 for endpoint, works in zip(endpoints, held, strict=True)
             )
+            for rank in self.ranks:
+                refuse_foreign_parameters(loss_fn, rank.stages, placement.stages - 1)
             sum_replicas(self.ranks, placement)
             if place is not None:
                 same = repr((self.timetable.order, loss_reduction, accumulation_steps))
@@ -248,6 +255,7 @@ class Pipeline:
         RunError
             If another rank has failed meanwhile, or waits for this one in a call that it has not made.
         """
+        self._closed = True
         self.transport.close()
 
     def __enter__(self) -> Pipeline:
@@ -257,9 +265,14 @@ class Pipeline:
         if error is not None:
             # the others must not wait for a rank that leaves early
             for rank in self.ranks:
-                rank.endpoint.failed(f"{type(error).__name__}: {error}")
+                rank.endpoint.failed(told(error))
             self.transport.abort()
+        self._closed = True
         self.transport.close(quietly=error is not None)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RunError("the pipeline is closed: step and eval come before close, or inside the with block")
 
     def step(self, batch: Any = None, target: Any = None) -> torch.Tensor | None:
         """Train on one batch.
@@ -299,6 +312,7 @@ class Pipeline:
         """
         if self.problem.forward_only:
             raise InvalidInput("the timetable runs forwards only, so it can evaluate but not train; use eval")
+        self._refuse_closed()
         feed = Feed(batches, readers=len(self.ranks))
         divisor = self.problem.microbatches * self._accumulation if self._reduction == "mean" else 1
 
@@ -321,6 +335,7 @@ class Pipeline:
         -------
         The last stage's output for the whole batch, where the last stage is; None elsewhere.
         """
+        self._refuse_closed()
 
         def work(rank: Rank) -> list[Any]:
             with self._crew.call("eval", **given(rank, batch)):

@@ -9,7 +9,7 @@ from typing import Any
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.patience import Patience
 from zbsolve.executor.rank import Rank, RankFailure
-from zbsolve.executor.story import blamed, failed
+from zbsolve.executor.story import blamed, failed, told
 from zbsolve.executor.transports.distributed import Distributed
 from zbsolve.executor.transports.protocol import Stopped, Transport
 
@@ -97,7 +97,7 @@ class Solo:
             self._transport.abort()
             raise
         except BaseException as error:
-            rank.endpoint.failed(f"{type(error).__name__}: {error}")
+            rank.endpoint.failed(told(error))
             self._transport.abort()
             raise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from zbsolve.executor.split import SplitStage
 from zbsolve.executor.transports import Distributed, InProcess
 from zbsolve.executor.transports.protocol import Transport
 
-__all__ = ["Stages", "default_transport", "device_of", "stages_of_ranks"]
+__all__ = ["Stages", "default_transport", "device_of", "refuse_sharing", "stages_of_ranks"]
 
 Stage = torch.nn.Module | StageWork
 Stages = Sequence[Stage] | Mapping[int, Stage]
@@ -56,7 +56,7 @@ def _refuse_other_count(ranks: int, processes: int, source: str) -> None:
 
 
 def stages_of_ranks(
-    stages: Stages, count: int, wanted: Sequence[Sequence[int]], *, threads: bool
+    stages: Stages, holders: Sequence[Collection[int]], wanted: Sequence[Sequence[int]], *, threads: bool
 ) -> list[dict[int, StageWork]]:
     """The stages of each rank of this process; a module that several hold is copied for all but the first.
 
@@ -64,13 +64,14 @@ def stages_of_ranks(
     ----------
     stages
         All of them in order, or some by number.
-    count
-        How many the timetable has.
+    holders
+        The ranks that each stage of the timetable lies on.
     wanted
         The numbers of the stages of each rank of this process.
     threads
         This process runs all ranks; told where stages are missing.
     """
+    count = len(holders)
     given = dict(stages) if isinstance(stages, Mapping) else dict(enumerate(stages))
     if not isinstance(stages, Mapping) and len(given) != count:
         raise InvalidInput(f"the timetable has {count} stages, but {len(given)} modules were given")
@@ -105,22 +106,47 @@ def stages_of_ranks(
                 mine[number] = stage
             taken.add(number)
         held.append(mine)
-    _refuse_sharing(held)
+    refuse_sharing({n: s for n, s in given.items() if isinstance(getattr(s, "module", s), torch.nn.Module)}, holders)
     return held
 
 
-def _refuse_sharing(held: Sequence[Mapping[int, StageWork]]) -> None:
-    """Within a rank stages may share parameters; between ranks nothing would sum the gradients."""
-    owner: dict[int, tuple[int, int, str]] = {}
-    for rank, works in enumerate(held):
-        for stage, work in works.items():
-            for name, parameter in work.module.named_parameters():
-                first, other, there = owner.setdefault(id(parameter), (rank, stage, name))
-                if first != rank:
+def refuse_sharing(stages: Mapping[int, StageWork | torch.nn.Module], holders: Sequence[Collection[int]]) -> None:
+    """Within a rank stages may share parameters and statistics; between ranks nothing would bring them together.
+
+    Parameters
+    ----------
+    stages
+        All that are known here, by number, whether this process runs them or not.
+    holders
+        The ranks that each stage lies on.
+
+    Raises
+    ------
+    InvalidInput
+        If two that lie on no common rank share a parameter, or a buffer that a state dict holds. What it does not
+        hold counts as a table of constants.
+    """
+    owner: dict[int, list[tuple[int, str]]] = {}
+    for number, stage in sorted(stages.items()):
+        module = stage if isinstance(stage, torch.nn.Module) else stage.module
+        shareable: list[tuple[str, str, torch.Tensor]] = [("parameter", n, p) for n, p in module.named_parameters()]
+        shareable += [("buffer", n, b) for n, b in _persistent_buffers(module)]
+        for what, name, tensor in shareable:
+            known = owner.setdefault(id(tensor), [])
+            for other, there in known:
+                if not set(holders[other]) & set(holders[number]):
                     raise InvalidInput(
-                        f"stage {other} ({there}) and stage {stage} ({name}) share a parameter but lie on different "
+                        f"stage {other} ({there}) and stage {number} ({name}) share a {what} but lie on different "
                         "ranks; put them on one rank or give each its own"
                     )
+            known.append((number, name))
+
+
+def _persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, inner in module.named_modules():
+        for name, buffer in inner._buffers.items():
+            if buffer is not None and name not in inner._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, buffer
 
 
 def device_of(works: Mapping[int, StageWork], rank: int) -> torch.device:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from zbsolve.lowering import Action, Do, Lowered
 
-__all__ = ["blamed", "failed", "waiting_for"]
+__all__ = ["blamed", "failed", "told", "waiting_for"]
+
+
+def told(error: BaseException) -> str:
+    """An error in words that begin with its kind; also one that cannot say what it is."""
+    try:
+        text = str(error).strip()
+    except Exception as another:
+        text = f"(nothing to read: its __str__ raised {type(another).__name__})"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def waiting_for(action: Action, lowered: Lowered, rank: int) -> str:
@@ -20,7 +29,9 @@ def waiting_for(action: Action, lowered: Lowered, rank: int) -> str:
 
 
 def blamed(doing: str, rank: int, failure: str) -> str:
-    """What a rank is at, and which rank failed."""
+    """What a rank is at, and which rank failed, in one line: the whole story is told where it happened."""
+    first, _, more = failure.partition("\n")
+    failure = f"{first} ..." if more else first
     if doing.endswith(f"from rank {rank}"):
         return f"{doing}, which failed: {failure}"
     return f"{doing}; {failed(rank, failure)}"

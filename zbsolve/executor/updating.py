@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from zbsolve.errors import InvalidInput
 from zbsolve.executor.desk import StageWork
 from zbsolve.executor.optimizer import PostValidatedOptimizer, validation_points
 from zbsolve.executor.optimizer.verdict import Words
@@ -69,7 +70,13 @@ def optimizer_of(
     tag: int,
     **rules: object,
 ) -> PostValidatedOptimizer:
-    """The optimizer of a rank's parameters, with its place in the chain."""
+    """The optimizer of a rank's parameters, with its place in the chain.
+
+    Raises
+    ------
+    InvalidInput
+        If what should make it does not.
+    """
     unique: dict[int, torch.nn.Parameter] = {}
     replicas: dict[torch.Tensor, bool] = {}
     for number in sorted(stages):
@@ -81,6 +88,11 @@ def optimizer_of(
     # a rank whose parameters are all frozen still passes the states on
     parameters = list(unique.values())
     optimizer = make(parameters) if parameters else torch.optim.SGD([torch.nn.Parameter(torch.zeros(0))], lr=0.0)
+    if not hasattr(optimizer, "param_groups") or not callable(getattr(optimizer, "step", None)):
+        raise InvalidInput(
+            f"optimizer returned {'nothing' if optimizer is None else f'a {type(optimizer).__name__}'} for the "
+            f"parameters of rank {endpoint.rank}; it has to return a torch.optim.Optimizer"
+        )
     position = list(chain).index(endpoint.rank)
     near = [chain[p] for p in (position - 1, position + 1) if 0 <= p < len(chain)]
     endpoint.befriend(near)

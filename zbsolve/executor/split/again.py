@@ -27,6 +27,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from zbsolve.errors import RunError
+from zbsolve.executor.kept import KeptBuffers
 
 __all__ = ["DRAWING", "Checkpoint", "as_before", "nothing_saved"]
 
@@ -99,10 +100,8 @@ def nothing_saved(name: str) -> Iterator[None]:
 @contextmanager
 def as_before(module: nn.Module) -> Iterator[None]:
     """Context after which the buffers of a module hold what they held before it."""
-    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    kept = KeptBuffers([module])
     try:
         yield
     finally:
-        for buffer, value in kept:
-            # as the norms' own kernels write it: autograd, which may have saved the buffer, does not count this
-            buffer.data.copy_(value)
+        kept.put_back()

@@ -21,6 +21,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from zbsolve.errors import InvalidInput
+from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.split.held import Storages
 from zbsolve.executor.split.waiting import WeightQueue
 
@@ -98,4 +99,4 @@ class Flight:
     def take_input_gradients(self) -> tuple[torch.Tensor | None, ...]:
         """The gradients of the inputs, None where none is wanted or none came."""
         caught, self.caught, self.inputs = iter(self.caught), [], None
-        return tuple(next(caught, None) if want else None for want in self.wanted)
+        return tuple(arrived(next(caught, None)) if want else None for want in self.wanted)

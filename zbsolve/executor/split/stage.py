@@ -21,9 +21,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.again import DRAWING, Checkpoint, as_before, nothing_saved
+from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.split.aside import GradientsAside
 from zbsolve.executor.split.engine import run_backward
 from zbsolve.executor.split.entrance import enter
@@ -199,7 +201,7 @@ class SplitStage:
                 )
         flight.set_outputs(outputs, are_losses=finish is not None)
         self._flights[key] = flight
-        return tuple(None if o is None else o.detach().requires_grad_(o.requires_grad) for o in outputs)
+        return tuple(None if o is None else arrived(o.detach().requires_grad_(o.requires_grad)) for o in outputs)
 
     def _keep_inputs_alone(
         self,
@@ -376,8 +378,13 @@ class SplitStage:
             module.reshard()  # type: ignore[operator]
 
     def _parameters(self) -> list[torch.Tensor]:
-        """Every parameter that is there now; a tied one as often as it is tied."""
-        return [p for held in self._forwards.parameters for p in held.values() if p is not None]
+        """Every parameter that is there now; a tied one as often as it is tied; no lazy one that has not run yet."""
+        return [
+            p
+            for held in self._forwards.parameters
+            for p in held.values()
+            if p is not None and type(p) is not UninitializedParameter
+        ]
 
     def held_bytes(self) -> HeldBytes:
         """What the microbatches in flight keep alive; parameters, buffers and ``.grad`` are not among it."""

@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from zbsolve.executor.transports.calls import Standing
+from zbsolve.executor.transports.quiet import QuietStore
 
 __all__ = ["Board"]
 
@@ -61,8 +62,9 @@ class Board:
             own = store.clone()
         prefix = dist.distributed_c10d.PrefixStore
         name = f"zbsolve/{_named(self._everyone)}/{_made[self._everyone]}"
-        self._common: Any = prefix(name, own)
+        self._common: Any = QuietStore(prefix(name, own))
         self.store: Any = prefix(f"{name}/pipeline/{_named(members)}", store)
+        self._asked: Any = QuietStore(self.store)
         self._members = tuple(members)
         self._beats = 0
         self._exchanges = 0
@@ -106,14 +108,14 @@ class Board:
         """Say something to the other members; the entries that `said` takes."""
         self._exchanges += 1
         keys = [f"said/{self._exchanges}/{process}" for process in self._members]
-        self.store.set(keys[self._members.index(self._process)], text)
+        self._asked.set(keys[self._members.index(self._process)], text)
         return keys
 
     def said(self, keys: Sequence[str]) -> list[str] | None:
         """What all members have said, by rank; None until all have."""
-        if not self.store.check(keys):
+        if not self._asked.check(keys):
             return None
-        return [self.store.get(key).decode() for key in keys]
+        return [self._asked.get(key).decode() for key in keys]
 
     def leave(self) -> None:
         """Say that this process wants to leave."""

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from zbsolve.errors import RunError
-from zbsolve.executor.story import blamed, failed
+from zbsolve.executor.story import blamed, failed, told
 from zbsolve.executor.transports.board import Board
 from zbsolve.executor.transports.calls import Call, CallLog, CallWatch, Standing
 from zbsolve.executor.transports.leaving import at_exit
@@ -114,6 +114,7 @@ class Health:
         self._ended = threading.Event()
         self._attendant: Attendant | None = None
         self._closing = False
+        self._closed = False
         self.pipelines = 0
         self._misses = 0
         # before anyone connects to this rank, so that whoever knows it can see it die
@@ -128,11 +129,13 @@ class Health:
         Raises
         ------
         RunError
-            If some rank has failed before.
+            If some rank has failed before, or this one has closed the pipeline.
         """
         if self._cause is not None:
             self._told = True
             raise RunError(f"{failed(*self._cause)}; the pipeline cannot go on")
+        if self._closed:
+            raise RunError(f"this rank has closed the pipeline, so it can make no {call['kind']}")
         self._attendant = attendant
         self.log.begin(call)
         try:
@@ -223,6 +226,7 @@ class Health:
         if self._ended.is_set():
             return
         self.log.leave("has closed the pipeline")
+        self._closed = True
         self._closing = True
         with contextlib.suppress(Exception):
             self._publish()
@@ -252,7 +256,7 @@ class Health:
         error = getattr(sys, "last_value", None)
         # a notebook remembers errors that are long dealt with
         if error is not None and not hasattr(sys, "ps1"):
-            self.report(f"its process ended with {type(error).__name__}: {error}")
+            self.report(f"its process ended with {told(error)}")
         self.log.leave("has ended its process")
         with contextlib.suppress(Exception):
             self._publish()

@@ -61,18 +61,18 @@ def test_a_sweep_goes_on_with_what_is_there(tmp_path, profile, monkeypatch):
 
 
 def test_an_interrupt_tells_what_is_kept(tmp_path, profile, monkeypatch):
-    from zbsolve.analysis import sweep as module
+    from zbsolve.analysis.processes import Crew
 
-    solved = []
+    heard = []
+    hear = Crew.hear
 
-    def once(point, start, effort):
-        if solved:
+    def once(crew):
+        if heard:
             raise KeyboardInterrupt
-        solved.append(point)
-        return original(point, start, effort)
+        heard.append(hear(crew))
+        return heard[0]
 
-    original = module.solve_point
-    monkeypatch.setattr(module, "solve_point", once)
+    monkeypatch.setattr(Crew, "hear", once)
     line = ("sweep", profile, "-m", "5", "--memory", "0.5x,1x", *QUICK, "-o", str(tmp_path / "s.csv"))
     result = call(*line, code=130)
     assert "1 point of 2 kept in" in result.stderr

@@ -27,6 +27,7 @@ from zbsolve.interop.primus import primus_json
 from zbsolve.interop.refuse import COMPUTE, refuse_other_operations
 from zbsolve.interop.tidy import COLUMNS, tidy_csv
 from zbsolve.interop.torch import torch_csv_bytes
+from zbsolve.interop.torch.read import parse_torch_csv
 from zbsolve.interop.torchtitan import VERSIONS, known_version, torchtitan_files, torchtitan_settings
 from zbsolve.interop.zero_bubble import zero_bubble_json
 from zbsolve.metrics import memory_curve
@@ -422,3 +423,26 @@ class TestVerb:
         assert "are not known" in error_of(call(*emit, "torchtitan", "--torchtitan", "7", code=2))
         call(*emit, "torchtitan", "--torchtitan", "0.2", "-o", tmp_path / "s.csv")
         assert tomllib.loads((tmp_path / "s.csv.settings").read_text())["parallelism"]["pipeline_parallel_degree"] == 2
+
+
+def ending() -> Timetable:
+    """A timetable whose iteration ends with reductions and optimizers."""
+    profile = Profile.uniform(2, forward_ns=2, backward_input_ns=2, backward_weight_ns=1)
+    stages = tuple(replace(stage, optimizer_ns=3, grad_reduce_ns=4) for stage in profile.stages)
+    asked = Problem(profile=replace(profile, stages=stages), placement=Placement.linear(2), microbatches=3)
+    return simulate(asked, baseline("1f1b", asked))
+
+
+def test_a_table_has_what_ends_the_iteration():
+    rows = list(csv.DictReader(io.StringIO(tidy_csv(ending()))))
+    ends = [row for row in rows if row["kind"] in ("reduce_gradient", "optimizer")]
+    assert [row["microbatch"] for row in ends] == [""] * 4
+
+
+@pytest.mark.parametrize("csv_format", ["compute_only", "compute_comms"])
+def test_what_torch_leaves_out_is_put_back(csv_format):
+    timetable = ending()
+    content, _ = torch_csv_bytes(timetable, "x.csv", csv_format=csv_format)
+    schedule = parse_torch_csv(content, "x.csv")
+    read = schedule.timetable(schedule.problem(timetable.problem.profile))
+    assert read.rows == timetable.rows

@@ -31,13 +31,13 @@ class Crew:
     Parameters
     ----------
     size
-        How many at once; one does them in this process, when `hear` asks.
+        How many at once. One is a process, too: in this one a solve would take Ctrl-C for its own end.
     """
 
     def __init__(self, size: int) -> None:
         self._waiting: deque[tuple[Any, ...]] = deque()
         self._heard: queue.SimpleQueue[tuple[_Process, Any]] = queue.SimpleQueue()
-        self._processes = [_Process(self._heard) for _ in range(size)] if size > 1 else []
+        self._processes = [_Process(self._heard) for _ in range(size)]
         self.busy = 0
 
     def __enter__(self) -> Self:
@@ -69,10 +69,6 @@ class Crew:
         RunError
             If a process died; what a call raised is raised here.
         """
-        if not self._processes:
-            key, call, arguments = self._waiting.popleft()
-            self.busy -= 1
-            return key, call(*arguments)
         while True:
             try:  # waiting without end would not hear Ctrl-C everywhere
                 process, answer = self._heard.get(timeout=0.2)

@@ -10,6 +10,9 @@ import torch
 
 __all__ = ["Clock", "clock_of"]
 
+_TRIES = 5
+"""The quickest of so many readings of a device's clock and the host's is the one to go by."""
+
 
 class Clock(Protocol):
     """Marks that can be subtracted once the work between them is done."""
@@ -22,6 +25,9 @@ class Clock(Protocol):
 
     def between(self, first: object, second: object) -> int:
         """The ns from one mark to another; only after `settle`."""
+
+    def tie(self) -> tuple[object, int]:
+        """A mark, and the host's wall time at it in ns."""
 
 
 class _HostClock:
@@ -40,6 +46,11 @@ class _HostClock:
         assert isinstance(first, int)
         assert isinstance(second, int)
         return second - first
+
+    def tie(self) -> tuple[object, int]:
+        # one reading, since whoever reads twice may be put off in between
+        now = self._read()
+        return now, now
 
 
 class _CudaClock:
@@ -60,6 +71,17 @@ class _CudaClock:
         assert isinstance(first, torch.cuda.Event)
         milliseconds: float = first.elapsed_time(second)  # type: ignore[arg-type]
         return round(milliseconds * 1e6)
+
+    def tie(self) -> tuple[object, int]:
+        tries = []
+        for _ in range(_TRIES):
+            self.settle()
+            before = time.perf_counter_ns()
+            mark = self.mark()
+            self.settle()
+            tries.append((time.perf_counter_ns() - before, before, mark))
+        _, before, mark = min(tries, key=lambda each: each[0])
+        return mark, before
 
 
 def clock_of(device: torch.device, *, processor: bool = False) -> Clock:

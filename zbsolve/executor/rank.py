@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -106,8 +105,7 @@ class Rank:
         # of the step under way and the one before: nobody is further ahead of the slowest rank
         self._before: deque[tuple[int, KeptBuffers]] = deque(maxlen=2)
         # device clocks tell differences only, so one mark is tied to the host's clock
-        self.clock.settle()
-        self.anchor: tuple[object, int] = self.clock.mark(), time.perf_counter_ns()
+        self.anchor = self.clock.tie()
         self.history: deque[tuple[int, list[Any], list[Any]]] = deque(maxlen=KEPT_STEPS)
         self.steps = 0
         self.has_first, self.has_last = 0 in self.stages, last_stage in self.stages

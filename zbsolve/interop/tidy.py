@@ -8,10 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zbsolve.errors import MissingExtra
-from zbsolve.interop.refuse import refuse_other_operations
 from zbsolve.metrics import memory_levels
 from zbsolve.opgraph import OpGraph
-from zbsolve.ops import Kind
 from zbsolve.timetable import Timetable
 
 if TYPE_CHECKING:
@@ -65,7 +63,6 @@ def tidy_csv(timetable: Timetable) -> str:
     OrderError
         If the rows are no order of the problem.
     """
-    refuse_other_operations(timetable, frozenset(Kind), "a table of operations")
     lines = [",".join("" if cell is None else str(cell) for cell in row) for row in tidy_rows(timetable)]
     return "\n".join([",".join(COLUMNS), *lines]) + "\n"
 

@@ -12,6 +12,7 @@ import io
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
+from zbsolve.catalog.closing import closed
 from zbsolve.check import violations
 from zbsolve.disk import MAX_FILE_BYTES, PathLike, read_regular
 from zbsolve.errors import FileFormatError, PlacementError
@@ -102,12 +103,14 @@ class TorchSchedule:
         FileFormatError
             If the ranks wait for each other in a circle, with a cell of it.
         """
-        found = [v for v in violations(problem, self.order) if v.code != "memory"]
+        order = closed(problem, self.order)  # torch's files say nothing of reductions and optimizers
+        found = [v for v in violations(problem, order) if v.code != "memory"]
         if found:
-            at = min((place for op in found[0].ops if (place := self.places.get(_key(op)))), default=None)
+            said = [op for op in found[0].ops if op.kind in LETTERS]
+            at = min((place for op in said if (place := self.places.get(_key(op)))), default=None)
             where = None if at is None else _where(*at)
             raise FileFormatError(self.name, f"can never finish: {found[0].message}", where)
-        return simulate(problem, self.order)
+        return simulate(problem, order)
 
 
 def read_torch_csv(

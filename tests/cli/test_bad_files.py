@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 
@@ -44,6 +45,11 @@ STRANGE = [
 ]
 
 
+def strange(rng: random.Random):
+    """One of them, as an object of its own: what is put into a tree may be damaged next."""
+    return copy.deepcopy(rng.choice(STRANGE))
+
+
 def places(tree, path=()):
     """Every place in a JSON tree."""
     yield path
@@ -75,19 +81,19 @@ def damaged(data: bytes, seed: int) -> bytes:
     for _ in range(rng.randint(1, 2)):
         where = rng.choice(list(places(tree)))
         if not where:
-            return json.dumps(rng.choice(STRANGE)).encode()
+            return json.dumps(strange(rng)).encode()
         parent = tree
         for key in where[:-1]:
             parent = parent[key]
         match rng.randrange(3):
             case 0:
-                parent[where[-1]] = rng.choice(STRANGE)
+                parent[where[-1]] = strange(rng)
             case 1:
                 del parent[where[-1]]
             case _ if isinstance(parent, dict):
                 parent["un\x1bknown"] = 1
             case _:
-                parent.append(rng.choice(STRANGE))
+                parent.append(strange(rng))
     return json.dumps(tree).encode()
 
 

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from zbsolve.errors import FileFormatError
 
-__all__ = ["MAX_FILE_BYTES", "ensure_writable", "read_regular", "write_atomic"]
+__all__ = ["MAX_FILE_BYTES", "collection_paused", "ensure_writable", "read_regular", "write_atomic"]
 
 MAX_FILE_BYTES = 256 * 1024**2
 """Larger files are refused: the largest problem's timetable stays below this."""
 
 PathLike = str | os.PathLike[str]
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: it would walk what grows from a large file again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def read_regular(path: PathLike) -> bytes:

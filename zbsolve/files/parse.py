@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import difflib
-import gc
 import json
 import re
 import tomllib
@@ -14,11 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from zbsolve.disk import MAX_FILE_BYTES
+from zbsolve.disk import MAX_FILE_BYTES, collection_paused
 from zbsolve.errors import FileFormatError, InvalidInput
 from zbsolve.files import shapes
 
-__all__ = ["collection_paused", "located", "parse", "plain"]
+__all__ = ["located", "parse", "plain"]
 
 _S = TypeVar("_S", shapes.ProfileFile, shapes.TimetableFile)
 
@@ -41,18 +40,6 @@ _WORDS = {
     "array": "a list",
     "object": "an object",
 }
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: it would walk the growing tree of a large file again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec import UNSET
 
-from zbsolve.disk import PathLike, read_regular, write_atomic
+from zbsolve.disk import PathLike, collection_paused, read_regular, write_atomic
 from zbsolve.errors import FileFormatError, InvalidInput, UnitError
 from zbsolve.files import shapes
-from zbsolve.files.parse import collection_paused, located, parse, plain
+from zbsolve.files.parse import located, parse, plain
 from zbsolve.files.profile import profile_from_shape, profile_to_plain
 from zbsolve.files.text import json_bytes
 from zbsolve.metrics import metrics

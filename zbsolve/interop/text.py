@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gc
 import gzip
 import io
 import json
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from zbsolve.disk import MAX_FILE_BYTES
+from zbsolve.disk import MAX_FILE_BYTES, collection_paused
 from zbsolve.errors import FileFormatError
 
-__all__ = ["collection_paused", "csv_rows", "decoded", "json_of", "shown", "unpacked"]
+__all__ = ["csv_rows", "decoded", "json_of", "shown", "unpacked"]
 
 GZIP = b"\x1f\x8b"
 
 _LONGEST_SHOWN = 60
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: it would walk what grows from a large file again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def decoded(data: bytes, name: object) -> str:

@@ -14,9 +14,9 @@ from typing import Literal, NoReturn
 
 from zbsolve.catalog.closing import closed
 from zbsolve.check import violations
-from zbsolve.disk import MAX_FILE_BYTES, PathLike, read_regular
+from zbsolve.disk import MAX_FILE_BYTES, PathLike, collection_paused, read_regular
 from zbsolve.errors import FileFormatError, PlacementError
-from zbsolve.interop.text import collection_paused, decoded, shown
+from zbsolve.interop.text import decoded, shown
 from zbsolve.interop.torch.cells import COMPUTES, LETTERS, Cell, cells_of
 from zbsolve.interop.torch.messages import Fault, circle, message_faults
 from zbsolve.ops import Kind, Op

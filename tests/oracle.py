@@ -18,6 +18,7 @@ import functools
 import itertools
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -300,7 +301,7 @@ def every_order(problem: Problem) -> int | None:
                 else [Op(Kind.FORWARD, s, j), Op(Kind.BACKWARD, s, j)]
                 for j, how in enumerate(choice)
             ]
-            mine += _merges(chains)
+            mine += merges(chains)
         rows.append(mine)
     best: int | None = None
     by_stage = dict(enumerate(problem.placement.routes[0]))
@@ -330,7 +331,7 @@ def value_within_limits(problem: Problem, order: Order) -> int | None:
     return timer.period().value_ns if problem.objective == "period" else timer.makespan().value_ns
 
 
-def _merges(chains: list[list[Op]]) -> list[tuple[Op, ...]]:
+def merges(chains: list[list[Any]]) -> list[tuple[Any, ...]]:
     """All interleavings of sequences."""
     if not any(chains):
         return [()]
@@ -338,7 +339,7 @@ def _merges(chains: list[list[Op]]) -> list[tuple[Op, ...]]:
     for i, line in enumerate(chains):
         if line:
             rest = [c[1:] if k == i else c for k, c in enumerate(chains)]
-            merged += [(line[0], *tail) for tail in _merges(rest)]
+            merged += [(line[0], *tail) for tail in merges(rest)]
     return merged
 
 

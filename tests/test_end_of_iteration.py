@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.oracle import value_within_limits
+from tests.oracle import merges, value_within_limits
 from tests.strategies import placements, problems, random_order
 from zbsolve.bounds import lower_bounds
 from zbsolve.catalog import baseline, schedules
@@ -216,22 +216,13 @@ def every_end(problem: Problem) -> int:
     for stage in range(problem.placement.stages):
         rows = []
         for choice in itertools.product(ways, repeat=problem.microbatches):
-            rows += list(_merge([[f"{k}{j}@{stage}" for k in way] for j, way in enumerate(choice)]))
+            rows += merges([[f"{k}{j}@{stage}" for k in way] for j, way in enumerate(choice)])
         singles.append([f"{' '.join(row)} R@{stage} O@{stage}" for row in rows])
     for rows in itertools.product(*singles):
         value = value_within_limits(problem, order_of(rows))
         if value is not None and (best is None or value < best):
             best = value
     return best
-
-
-def _merge(chains):
-    if not any(chains):
-        yield ()
-    for i, chain in enumerate(chains):
-        if chain:
-            rest = [c[1:] if k == i else c for k, c in enumerate(chains)]
-            yield from ((chain[0], *tail) for tail in _merge(rest))
 
 
 def test_the_solver_finds_the_best_of_all_orders():

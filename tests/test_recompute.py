@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.oracle import value_within_limits
+from tests.oracle import merges, value_within_limits
 from tests.strategies import problems, random_order
 from zbsolve.analysis.jitter import spreads
 from zbsolve.analysis.robust import solve_robust
@@ -205,7 +205,7 @@ def every_row(microbatches: int) -> list[str]:
     rows = set()
     for ways in itertools.product(("F D", "F B W", "F C D", "F C B W"), repeat=microbatches):
         chains = [[f"{letter}{j}" for letter in way.split()] for j, way in enumerate(ways)]
-        rows |= {" ".join(row) for row in _merge(chains)}
+        rows |= {" ".join(row) for row in merges(chains)}
     return [row for row in sorted(rows) if _in_turn(row)]
 
 
@@ -214,15 +214,6 @@ def _in_turn(row: str) -> bool:
     forwards = [w[1:] for w in words if w[0] == "F"]
     backwards = [w[1:] for w in words if w[0] in "BD"]
     return forwards == sorted(forwards) and backwards == sorted(backwards)
-
-
-def _merge(chains):
-    if not any(chains):
-        yield ()
-    for i, chain in enumerate(chains):
-        if chain:
-            rest = [c[1:] if k == i else c for k, c in enumerate(chains)]
-            yield from ((chain[0], *tail) for tail in _merge(rest))
 
 
 def test_bounds_hold_and_the_solver_comes_close_to_the_best_of_all_orders():

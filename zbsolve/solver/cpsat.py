@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from zbsolve.solver.twins import in_turn
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-__all__ = ["UNLIMITED", "Limits", "Outcome", "improve", "rounded", "unit_of"]
+__all__ = ["UNLIMITED", "Limits", "Outcome", "holdings", "improve", "rounded", "unit_of"]
 
 _FORWARD, _BACKWARD_INPUT, _BACKWARD_WEIGHT, _BACKWARD = (
     KINDS.index(k) for k in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD)
@@ -275,25 +275,34 @@ def _limit_memory(
             demands.append(size)
 
     for nodes in holders.values():
-        forward = nodes[_FORWARD]
-        taken = a.start_bytes[forward] + a.end_bytes[forward]
         for node in nodes.values():
             extra = _workspace(a, node, kind[node])
             if extra:
                 spans.append(intervals[node])
                 demands.append(extra)
-        if _BACKWARD_INPUT not in nodes:
-            hold(forward, nodes.get(_BACKWARD, forward), taken)  # nothing outlasts a forward without a backward
-            continue
-        middle, final = nodes[_BACKWARD_INPUT], nodes[_BACKWARD_WEIGHT]
-        change = a.start_bytes[middle] + a.end_bytes[middle]
-        hold(forward, middle, max(0, -change))
-        hold(forward, final, taken + min(0, change))
-        hold(middle, final, max(0, change))
+        for first, final, size in holdings(a, nodes):
+            hold(first, final, size)
     model.add_cumulative(spans, demands, room)
     for chain in chains.values():
         if a.rank[chain[0]] == rank and kind[chain[0]] == _FORWARD:
             _limit_flight(model, a, holders, chain, room, starts, ends)
+
+
+def holdings(a: Arrays, nodes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
+    """What one microbatch holds on a stage: from the start of which node to the end of which, and bytes.
+
+    `nodes` are those of the microbatch by kind; what an operation needs only while it runs comes on top.
+    """
+    forward = nodes[_FORWARD]
+    taken = a.start_bytes[forward] + a.end_bytes[forward]
+    if _BACKWARD_INPUT not in nodes:
+        yield forward, nodes.get(_BACKWARD, forward), taken  # nothing outlasts a forward without a backward
+        return
+    middle, final = nodes[_BACKWARD_INPUT], nodes[_BACKWARD_WEIGHT]
+    change = a.start_bytes[middle] + a.end_bytes[middle]
+    yield forward, middle, max(0, -change)
+    yield forward, final, taken + min(0, change)
+    yield middle, final, max(0, change)
 
 
 def _workspace(a: Arrays, node: int, kind: int) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from zbsolve.opgraph import KINDS
 from zbsolve.ops import Kind
-from zbsolve.solver.cpsat import UNLIMITED, Limits, rounded, unit_of
+from zbsolve.solver.cpsat import UNLIMITED, Limits, holdings, rounded, unit_of
 from zbsolve.solver.kernels import Arrays, period, rows_of, sweep
 
 if TYPE_CHECKING:
@@ -188,17 +188,9 @@ def _limit_memory(
         demands.append(size)
 
     for nodes in holders.values():
-        forward = nodes[_FORWARD]
-        taken = a.start_bytes[forward] + a.end_bytes[forward]
         for k, node in nodes.items():
             extra = a.start_bytes[node] if k in (_BACKWARD_WEIGHT, _BACKWARD) else -a.end_bytes[node]
             hold(node, node, extra if k in (_BACKWARD_WEIGHT, _BACKWARD) else min(a.start_bytes[node], extra))
-        if _BACKWARD_INPUT not in nodes:
-            hold(forward, nodes.get(_BACKWARD, forward), taken)  # nothing outlasts a forward without a backward
-            continue
-        middle, final = nodes[_BACKWARD_INPUT], nodes[_BACKWARD_WEIGHT]
-        change = a.start_bytes[middle] + a.end_bytes[middle]
-        hold(forward, middle, max(0, -change))
-        hold(forward, final, taken + min(0, change))
-        hold(middle, final, max(0, change))
+        for first, final, size in holdings(a, nodes):
+            hold(first, final, size)
     model.add_cumulative(spans, demands, room)

@@ -47,7 +47,7 @@ def least_of(problem: Problem, unit: int, kept, value: int) -> int:
 def windows_of(problem: Problem, unit: int, value: int, mark: int = 0) -> int:
     """What windows prove, in ns."""
     line = read_line(problem, unit)
-    windows = Windows(line, 4 * value // unit + 9, tuple(range(len(line.ranks))), mark)
+    windows = Windows(line, 4 * value // unit + 9, tuple(range(len(line.stages))), mark)
     for _ in climb(windows, longest=problem.microbatches, limits=lambda patience: SOON):
         pass
     return windows.best()[0] * unit
@@ -102,7 +102,7 @@ def starts_of(timetable, line, unit: int):
     """F's, gradients and W's of the line's ranks as a timetable has them, first in, first out, in whole units."""
     problem = timetable.problem
     rows = []
-    for rank, stage in zip(problem.placement.routes[0], line.ranks, strict=True):
+    for rank, stage in zip(problem.placement.routes[0], line.stages, strict=True):
         starts = {kind: [] for kind in "FBW"}
         for timed in timetable.rank(rank):
             letter = timed.op.kind.letter
@@ -138,7 +138,7 @@ def test_a_timetable_of_the_problem_is_one_of_the_line(seed):
             kind="whole", microbatches=problem.microbatches, kept=range(ranks), most=solution.value_ns // unit
         )
         built = build(line, question)
-        for row, found in zip(built.ranks, starts_of(solution.timetable, line, unit), strict=True):
+        for row, found in zip(built.stages, starts_of(solution.timetable, line, unit), strict=True):
             for variables, times in (
                 (row.forwards, found["F"]),
                 (row.gradients, found["B"]),
@@ -323,7 +323,7 @@ def test_units_round_down_and_lose_little():
     assert exact_unit(problem) == 1000
     unit = good_unit(problem, 2_099_145_000)
     assert unit % 1000 == 0
-    rank = read_line(problem, unit).ranks[0]
+    rank = read_line(problem, unit).stages[0]
     for rounded, true in ((rank.forward, 18_522_000), (rank.gradient, 18_086_000), (rank.weight, 9_337_000)):
         assert 0 <= true - rounded * unit < min(unit, true // 50)
     assert good_unit(problem, 20_000_000) == 1000
@@ -333,9 +333,9 @@ def test_the_choice_of_backward_is_relaxed_to_the_better_of_both():
     cheap = unequal(microbatches=4)
     stages = tuple(replace(s, backward_ns=s.backward_input_ns + s.backward_weight_ns - 3) for s in cheap.profile.stages)
     both = replace(cheap, profile=replace(cheap.profile, stages=stages))
-    rank, stage = read_line(both, 1).ranks[0], stages[0]
+    rank, stage = read_line(both, 1).stages[0], stages[0]
     assert (rank.gradient, rank.weight) == (stage.backward_input_ns, stage.backward_ns - stage.backward_input_ns)
-    fused = read_line(replace(both, allow=frozenset({"fused"})), 1).ranks[0]
+    fused = read_line(replace(both, allow=frozenset({"fused"})), 1).stages[0]
     assert (fused.gradient, fused.weight, fused.keep) == (stage.backward_ns, 0, 0)
 
 

@@ -37,9 +37,13 @@ def repeat(task: Repeat, case: Case, budget: Budget, hand: Callable[[Find], None
         on_rhythm=rhythms.append,
     )
     budget.spend_deterministic(work)
-    found = case.read_open(unroll(rhythms[-1], beat, case.problem.microbatches), fused) if rhythms else None
+    # of the shortest windows the one with the best ramps
+    shortest = [rhythm for rhythm in rhythms if rhythm.length == rhythms[-1].length]
+    unrolled = (case.read_open(unroll(rhythm, beat, case.problem.microbatches), fused) for rhythm in shortest)
+    found = min((each for each in unrolled if each is not None), key=lambda each: each.value_ns, default=None)
     if found is None:
         return
+    budget.spend(len(shortest))
     hand(found)
     for left, first in zip(range(len(_RAMPS), 0, -1), _RAMPS, strict=True):
         anneal(

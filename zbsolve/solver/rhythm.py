@@ -183,7 +183,9 @@ def sizes_worth(problem: Problem) -> tuple[int, ...]:
     return tuple(
         size
         for size in _SIZES
-        if size * placement.stages <= _MOST and all(taken[j] == taken[j % size] for j in range(problem.microbatches))
+        if size <= problem.microbatches
+        and size * placement.stages <= _MOST
+        and all(taken[j] == taken[j % size] for j in range(problem.microbatches))
     )
 
 
@@ -279,6 +281,8 @@ def find_rhythm(
     """
     from ortools.sat.python import cp_model
 
+    if size > len(beat.routes):
+        return 0.0
     least = beat.work(size)
     if most < least or any(way != beat.routes[j % size] for j, way in enumerate(beat.routes)):
         return 0.0

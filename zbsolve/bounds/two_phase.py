@@ -65,20 +65,21 @@ def two_phase_of_chunks(chunks: Sequence[SingleRank], way: int, back: int) -> in
 
     Notes
     -----
-    *Before the first backward.* Of a microbatch the last chunk's backward is the first on the rank. So the first backward
-    of all is one of the last chunk; it starts at least ``way + L`` after the F of its microbatch on the first chunk,
-    L being that of the last. Only F's run before, and none of what they hold is freed: with n_1 >= n_2 >= ... of
-    the chunks (a microbatch comes by one after the other), sum of n held <= room. If m_i microbatches got just so far as
-    chunk i, they did V_i = F_1 + ... + F_i and hold H_i = held_1 + ... + held_i each; so the F's take at most
+    *Before the first backward.* Of a microbatch the last chunk's backward is the first on the rank. So the first
+    backward of all is one of the last chunk; it starts at least ``way + L`` after the F of its microbatch on the first
+    chunk, L being that of the last. Only F's run before, and none of what they hold is freed: with n_1 >= n_2 >= ...
+    of the chunks (a microbatch comes by one after the other), sum of n held <= room. If m_i microbatches got just so
+    far as chunk i, they did V_i = F_1 + ... + F_i and hold H_i = held_1 + ... + held_i each; so the F's take at most
     ``room x max V_i / H_i``, where room may be rounded down to what the held bytes can add up to.
 
-    *After the last F.* It is of the last chunk, of microbatch j say, and starts at x. The backward of j on the first chunk
-    starts no earlier than ``x + L + back``. Until then the rank has only what was in memory at x: of j the backwards of
-    the other chunks; of the others, in room less what j holds on all chunks, whole backwards c at held bytes each,
-    and W's alone, which gain d at most, at keep bytes each. So they take at most ``rest x max(c / held, d / keep)``.
+    *After the last F.* It is of the last chunk, of microbatch j say, and starts at x. The backward of j on the first
+    chunk starts no earlier than ``x + L + back``. Until then the rank has only what was in memory at x: of j the
+    backwards of the other chunks; of the others, in room less what j holds on all chunks, whole backwards c at held
+    bytes each, and W's alone, which gain d at most, at keep bytes each. So they take at most
+    ``rest x max(c / held, d / keep)``.
 
-    *Together* as for one stage: if the last F comes after the first backward, the idle times add, and that F is not among
-    those before. Else all F's come first, which needs room for all of them, and the larger counts. Own proof.
+    *Together* as for one stage: if the last F comes after the first backward, the idle times add, and that F is not
+    among those before. Else all F's come first, which needs room for all of them, and the larger counts. Own proof.
     """
     first, last = chunks[0], chunks[-1]
     m, room = first.microbatches, first.room

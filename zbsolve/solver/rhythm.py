@@ -55,8 +55,8 @@ __all__ = ["Beat", "BeatStage", "Rhythm", "find_rhythm", "read_beat", "sizes_wor
 _FINEST = 200
 """Units in the most work that a rank has for one microbatch: finer ones take far longer and gain a promille."""
 
-_SIZES = (2, 4, 3, 5, 1, 6, 8)
-"""Microbatches of a window."""
+_SIZES, _SIZES_OF_CHUNKS = (2, 4, 3, 5, 1, 6, 8), (2, 3, 1, 4, 6)
+"""Microbatches of a window, the most promising first."""
 
 _RAMPS, _RAMPS_OF_CHUNKS = 2, 1
 """Microbatches, in ranks, that fill and drain the pipeline; with several stages a rank the first soon come back."""
@@ -182,7 +182,7 @@ def sizes_worth(problem: Problem) -> tuple[int, ...]:
         return ()
     return tuple(
         size
-        for size in _SIZES
+        for size in (_SIZES if stages == placement.ranks else _SIZES_OF_CHUNKS)
         if size <= problem.microbatches
         and size * placement.stages <= _MOST
         and all(taken[j] == taken[j % size] for j in range(problem.microbatches))

@@ -1,4 +1,4 @@
-"""Placements with several chunks a rank or two routes, beside the catalog: a part of the benchmark, with little work."""
+"""Placements with several chunks a rank or two routes, beside the catalog: a part of the benchmark with little work."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ class Sent:
     needed_ns
         When `head` starts.
     behind
-        Which transfer of the same link it had to wait for, as its place in the list; None if for none.
+        Which transfer of the same link it had to wait for, as its place in the list, -1 for the last of the
+        iteration before; None if for none.
     """
 
     tail: Op
@@ -81,7 +82,9 @@ class Sent:
         return self.start_ns - self.ready_ns
 
 
-def queued_transfers(problem: Problem, rows: Sequence[Sequence[Timed]]) -> dict[tuple[int, int | None], list[Sent]]:
+def queued_transfers(
+    problem: Problem, rows: Sequence[Sequence[Timed]], *, period_ns: int | None = None
+) -> dict[tuple[int, int | None], list[Sent]]:
     """The transfers of each link that queues, in their order, as soon as possible.
 
     Parameters
@@ -90,6 +93,9 @@ def queued_transfers(problem: Problem, rows: Sequence[Sequence[Timed]]) -> dict[
         What was asked.
     rows
         Those of a timetable.
+    period_ns
+        After which time the next iteration begins; then first transfers wait for the last ones of the iteration
+        before. None: nothing comes before.
 
     Returns
     -------
@@ -97,6 +103,17 @@ def queued_transfers(problem: Problem, rows: Sequence[Sequence[Timed]]) -> dict[
     """
     if not problem.profile.link.queues:
         return {}
+    found = _served(problem, rows, {})
+    if period_ns is not None:
+        free = {link: sent[-1].end_ns - period_ns for link, sent in found.items()}
+        found = _served(problem, rows, free)
+    return found
+
+
+def _served(
+    problem: Problem, rows: Sequence[Sequence[Timed]], free: dict[tuple[int, int | None], int]
+) -> dict[tuple[int, int | None], list[Sent]]:
+    """The transfers of each link, which takes none before it is free."""
     doer = {part: (rank, timed) for rank, row in enumerate(rows) for timed in row for part in timed.op.parts}
     found: dict[tuple[int, int | None], list[Sent]] = {}
     for sender, row in enumerate(rows):
@@ -109,11 +126,12 @@ def queued_transfers(problem: Problem, rows: Sequence[Sequence[Timed]]) -> dict[
                 latency, bandwidth = problem.profile.link.between(sender, receiver)
                 assert bandwidth is not None
                 busy = -(-problem.cost(stage, timed.op.microbatch).output_bytes * 10**9 // bandwidth)
-                ahead = found.setdefault((sender, None if how == "sender" else receiver), [])
-                queued = bool(ahead) and ahead[-1].end_ns > timed.end_ns
-                start = ahead[-1].end_ns if queued else timed.end_ns
+                link = (sender, None if how == "sender" else receiver)
+                ahead = found.setdefault(link, [])
+                open_ns = ahead[-1].end_ns if ahead else free.get(link, timed.end_ns)
+                start = max(open_ns, timed.end_ns)
                 end = start + busy
-                behind = len(ahead) - 1 if queued else None
+                behind = len(ahead) - 1 if open_ns > timed.end_ns else None
                 times = (timed.end_ns, start, end, end + latency, reader.start_ns)
                 ahead.append(Sent(timed.op, reader.op, sender, receiver, *times, behind))
     return found

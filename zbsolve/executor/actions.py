@@ -185,7 +185,7 @@ def evaluation_call(
     desk: Desk,
     at: int,
     mark: Mark,
-    module: torch.nn.Module,
+    module: Callable[..., Any],
     key: int,
     into: int | None,
     out: int | None,

@@ -125,17 +125,30 @@ def whole(stages: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def sliced(stages: list[nn.Module], x: torch.Tensor, target: torch.Tensor, slices: int, sequences: int) -> torch.Tensor:
-    """A plain loop over slices: forwards in turn, all in one graph, then the backward of all."""
-    carry: list[object] = [None] * len(stages)
-    losses = []
+def by_slices(stages: list[nn.Module], x: torch.Tensor, target: torch.Tensor, slices: int, divisor: int) -> None:
+    """A plain loop over the slices of one sequence and back, each slice in a graph of its own."""
+    carry: list[tuple[torch.Tensor, ...]] = [()] * len(stages)
+    graphs = []
     for part, wanted in zip(x.chunk(slices, dim=1), target.chunk(slices, dim=1), strict=True):
+        given, left = [], []
         for s, stage in enumerate(stages):
             if isinstance(stage, Pointwise):
                 part = stage(part)
-            else:
-                part, carry[s] = stage(part, carry[s])
-        losses.append(loss(part, wanted))
-    total = torch.stack(losses).sum() / (slices * sequences)
-    total.backward()
-    return total.detach()
+                given.append(())
+                left.append(())
+                continue
+            given.append(tuple(t.detach().requires_grad_() for t in carry[s]))
+            part, on = stage(part, given[s] or None)
+            left.append(on)
+        carry = left
+        graphs.append((loss(part, wanted) / divisor, given, left))
+    gradients: list[tuple[torch.Tensor | None, ...]] = [()] * len(stages)
+    for value, given, left in reversed(graphs):
+        pairs = [
+            (tensor, gradient)
+            for tensors, found in zip(left, gradients, strict=True)
+            for tensor, gradient in zip(tensors, found, strict=False)
+            if gradient is not None
+        ]
+        torch.autograd.backward([value, *(t for t, _ in pairs)], [None, *(g for _, g in pairs)])
+        gradients = [tuple(t.grad for t in tensors) for tensors in given]

@@ -51,7 +51,7 @@ def tiny(rng: random.Random, *, equal: bool = False, shape: tuple[int, str, int,
     )
     # under causal attention later slices cost more
     factors = (1,) * slices if equal else tuple(rng.choice((1, "1.5", 2)) for _ in range(slices))
-    problem = Problem(
+    return Problem(
         profile=Profile(stages=stages, link=Link(latency_ns=rng.choice((0, 0, 2)))),
         placement=placement,
         microbatches=sequences * slices,
@@ -60,7 +60,6 @@ def tiny(rng: random.Random, *, equal: bool = False, shape: tuple[int, str, int,
         allow=frozenset({backwards}),
         microbatch_factors=factors * sequences,
     )
-    return problem
 
 
 def needs(problem: Problem, op: Op) -> Iterator[tuple[str, int, int]]:

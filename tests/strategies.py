@@ -70,6 +70,10 @@ def factors(count: int) -> st.SearchStrategy[tuple[str, ...] | None]:
     return st.one_of(st.none(), st.none(), some)
 
 
+def _divisors(number: int) -> list[int]:
+    return [k for k in range(1, number + 1) if number % k == 0]
+
+
 @st.composite
 def problems(
     draw: st.DrawFn,
@@ -112,7 +116,7 @@ def problems(
         microbatch_factors=draw(factors(microbatches)),
         allow=frozenset({"split", "fused"} | ({"recompute"} if again else set())),
         forward_only=variants and draw(st.integers(0, 4)) == 0,
-        slices=draw(st.sampled_from([k for k in range(1, microbatches + 1) if microbatches % k == 0])) if variants else 1,
+        slices=draw(st.sampled_from(_divisors(microbatches))) if variants else 1,
     )
 
 

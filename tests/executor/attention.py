@@ -20,7 +20,9 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.out = nn.Linear(WIDTH, WIDTH)
-        self.after = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.after = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
 
     def forward(
         self, x: torch.Tensor, carry: tuple[torch.Tensor, torch.Tensor] | None
@@ -131,17 +133,18 @@ def by_slices(stages: list[nn.Module], x: torch.Tensor, target: torch.Tensor, sl
     graphs = []
     for part, wanted in zip(x.chunk(slices, dim=1), target.chunk(slices, dim=1), strict=True):
         given, left = [], []
+        y = part
         for s, stage in enumerate(stages):
             if isinstance(stage, Pointwise):
-                part = stage(part)
+                y = stage(y)
                 given.append(())
                 left.append(())
                 continue
             given.append(tuple(t.detach().requires_grad_() for t in carry[s]))
-            part, on = stage(part, given[s] or None)
+            y, on = stage(y, given[s] or None)
             left.append(on)
         carry = left
-        graphs.append((loss(part, wanted) / divisor, given, left))
+        graphs.append((loss(y, wanted) / divisor, given, left))
     gradients: list[tuple[torch.Tensor | None, ...]] = [()] * len(stages)
     for value, given, left in reversed(graphs):
         pairs = [

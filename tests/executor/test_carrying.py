@@ -34,7 +34,9 @@ def expected(stages, x, target, sequences):
 
 
 def pairs(stages, mine):
-    return [(p, q) for s, m in zip(stages, mine, strict=True) for p, q in zip(s.parameters(), m.parameters(), strict=True)]
+    return [
+        (p, q) for s, m in zip(stages, mine, strict=True) for p, q in zip(s.parameters(), m.parameters(), strict=True)
+    ]
 
 
 def run_exactly(placement, sequences, slices, order_of, **changes):

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.cutoff import stops, warn_if_cut_off, warn_of_stop
 from zbsolve.executor.desk import AfterForward, Call, Desk, Mark, StageWork

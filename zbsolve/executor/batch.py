@@ -68,7 +68,8 @@ def cut_batch(
             raise InvalidInput(f"{name} has {size} rows, which cannot be cut into {sequences} equal {parts}")
         if slices > 1 and (tensor.dim() < 2 or not tensor.shape[1] or tensor.shape[1] % slices):
             raise InvalidInput(
-                f"{name} has shape {tuple(tensor.shape)}, whose second dimension cannot be cut into {slices} equal slices"
+                f"{name} has shape {tuple(tensor.shape)}, whose second dimension cannot be cut into {slices} equal "
+                "slices"
             )
         if wants and tensor.requires_grad:
             if not tensor.is_leaf:

@@ -114,15 +114,11 @@ class CarryingStage:
 
     def __init__(self, stage: SplitStage, slices: int) -> None:
         self.stage = stage
+        self.module = stage.module
         self.slices = slices
         self._ahead: dict[int, _Carry] = {}
         self._flights: dict[int, _Slice] = {}
         self._gradients: dict[int, tuple[torch.Tensor | None, ...]] = {}
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The stage's module."""
-        return self.stage.module
 
     @property
     def name(self) -> str:

@@ -35,9 +35,7 @@ def cut_for(
     if rank.has_first:
         if batch is None:
             raise InvalidInput(f"rank {rank.number} holds stage 0, so it needs the batch")
-        inputs = cut_batch(
-            batch, problem.microbatches, rank.device, "the batch", wants=training, slices=problem.slices
-        )
+        inputs = cut_batch(batch, problem.microbatches, rank.device, "the batch", wants=training, slices=problem.slices)
     if rank.has_last and training:
         if target is None:
             raise InvalidInput(f"rank {rank.number} holds the last stage, so it needs the target")

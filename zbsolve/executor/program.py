@@ -196,9 +196,9 @@ def evaluation_program(
             assert op.microbatch is not None
             out = leaving.get(op)
             stage = stages[op.stage]
-            carried = isinstance(stage, CarryingStage)
+            run = partial(stage.evaluate, op.microbatch) if isinstance(stage, CarryingStage) else stage.module
             made: Call | None = evaluation_call(
-                desk, at, mark, partial(stage.evaluate, op.microbatch) if carried else stage.module,
+                desk, at, mark, run,
                 op.microbatch, entering.get(op), out, keep,
                 None if out is None else boundaries[out],
             )  # fmt: skip

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from zbsolve.errors import InvalidInput, RunError
-from zbsolve.executor.carrying import all_with_carry
 from zbsolve.executor.building import building, refuse_unusable, settings_shown, timetable_named
+from zbsolve.executor.carrying import all_with_carry
 from zbsolve.executor.crew import Crew
 from zbsolve.executor.desk import StageWork
 from zbsolve.executor.feed import Feed

@@ -48,7 +48,7 @@ Table = list[Row]
 
 SHAPE = 0
 """The numbers of nodes N, ranks R, twin classes C and microbatches; 1 if each rank has one chunk and all microbatches
-are alike; the number of pairs of a stage and a microbatch."""
+are alike; the number of pairs of a stage and a microbatch; slices of a sequence."""
 
 RANK, TWIN, MATE = range(1, 4)
 """By node; nodes of one twin class run in microbatch order; for B its W, for W its B, else -1."""
@@ -118,7 +118,7 @@ def build_network(problem: Problem) -> NDArray[np.int64]:
     visiting = first[first < 3 * parts]
     single = len(visiting) == 3 * len(set(c.rank[visiting].tolist()))
     rows = (
-        [nodes, ranks, len(first), problem.microbatches, single, parts],
+        [nodes, ranks, len(first), problem.microbatches, single, parts, problem.slices],
         c.rank,
         c.twin,
         mate,

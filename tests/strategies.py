@@ -70,6 +70,10 @@ def factors(count: int) -> st.SearchStrategy[tuple[str, ...] | None]:
     return st.one_of(st.none(), st.none(), some)
 
 
+def _divisors(number: int) -> list[int]:
+    return [k for k in range(1, number + 1) if number % k == 0]
+
+
 @st.composite
 def problems(
     draw: st.DrawFn,
@@ -121,6 +125,7 @@ def problems(
         microbatch_factors=draw(factors(microbatches)),
         allow=frozenset({"split", "fused"} | ({"recompute"} if again else set())),
         forward_only=variants and draw(st.integers(0, 4)) == 0,
+        slices=draw(st.sampled_from(_divisors(microbatches))) if variants else 1,
     )
 
 
@@ -147,13 +152,16 @@ def random_order(problem: Problem, seed: int, *, fused: float = 0.3) -> Order:
 
     def needs(op: Op) -> list[Op]:
         if op.kind is Kind.FORWARD:
-            return [Op(Kind.FORWARD, op.stage - 1, op.microbatch)] if op.stage else []
+            before = [Op(Kind.FORWARD, op.stage, op.microbatch - 1)] if op.microbatch % problem.slices else []
+            return before + ([Op(Kind.FORWARD, op.stage - 1, op.microbatch)] if op.stage else [])
         if op.kind is Kind.BACKWARD_WEIGHT:
             return [Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch)]
         if op.kind is Kind.RECOMPUTE:
             return [Op(Kind.FORWARD, op.stage, op.microbatch)]
         after = [] if op.stage == last else [Op(Kind.BACKWARD_INPUT, op.stage + 1, op.microbatch)]
         after += again & {Op(Kind.RECOMPUTE, op.stage, op.microbatch)}
+        if (op.microbatch + 1) % problem.slices:
+            after.append(Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch + 1))
         return [Op(Kind.FORWARD, op.stage, op.microbatch), *after]
 
     def complete(rank: int, op: Op) -> bool:

@@ -74,6 +74,9 @@ class Problem:
     forward_only
         Run the forwards alone, for evaluation and serving: what a forward holds is freed at its end.
         `allow` then says nothing.
+    slices
+        Runs of so many microbatches are slices of one sequence each: on every stage the forward of a slice
+        follows that of the slice before it, and its backward that of the slice behind it. 1: whole sequences.
     ends
         Whether an iteration ends with the reductions of gradients and the optimizers for which the
         profile has times, each once on every rank that holds the stage. Where it has none, True.
@@ -99,6 +102,7 @@ class Problem:
     rank_factors: tuple[Factor, ...] | None = None
     microbatch_factors: tuple[Factor, ...] | None = None
     forward_only: bool = False
+    slices: int = 1
     ends: bool = True
     limit_bytes: tuple[int | None, ...] = field(init=False, repr=False, compare=False)
     _costs: dict[tuple[int, int, Factor], StageCost] = field(
@@ -126,14 +130,25 @@ class Problem:
                 f"allow is a set of {', '.join(sorted(_CHOICES))} with at least one of fused and split, "
                 f"got {sorted(self.allow)}"
             )
+        if whole_amount(self.slices, "the number of slices", error=ProblemError) < 1 or self.microbatches % self.slices:
+            raise ProblemError(
+                f"a sequence has at least one slice, and {counted(self.microbatches, 'microbatch')} "
+                f"cannot be sequences of {self.slices} slices each; the number of microbatches is sequences x slices"
+            )
         route_of = self.route_of
         if route_of is None:
-            route_of = tuple(j % routes for j in range(self.microbatches))
+            route_of = tuple(j // self.slices % routes for j in range(self.microbatches))
         object.__setattr__(self, "route_of", tuple(route_of))
         if len(route_of) != self.microbatches or any(not 0 <= r < routes for r in route_of):
             raise ProblemError(
                 f"route_of needs one route below {routes} for each of the {self.microbatches} microbatches"
             )
+        for j, route in enumerate(route_of):
+            if route != route_of[j - self.position(j)]:
+                raise ProblemError(
+                    f"microbatch {j} takes route {route}, but the sequence that it is a slice of began on route "
+                    f"{route_of[j - self.position(j)]}; give the slices of a sequence one route: they share its state"
+                )
         for name in ("forward_only", "ends"):
             if not isinstance(getattr(self, name), bool):
                 raise ProblemError(f"{name} is True or False, got {getattr(self, name)!r}")
@@ -218,6 +233,10 @@ class Problem:
             known = self._costs[stage, rank, size] = _scaled_cost(cost, stage, Fraction(slowness), Fraction(size))
         return known
 
+    def position(self, microbatch: int) -> int:
+        """Which slice of its sequence a microbatch is, from 0."""
+        return microbatch % self.slices
+
     def factor(self, op: Op) -> float:
         """How many times as long as the profile says an operation takes, for reading measured times."""
         assert op.microbatch is not None
@@ -288,6 +307,8 @@ class Problem:
         }
         if self.forward_only:
             chosen["forward_only"] = True
+        if self.slices > 1:
+            chosen["slices"] = self.slices
         if self.has_ends:
             chosen["ends"] = True
         content += [chosen] if chosen else []

@@ -39,6 +39,7 @@ class Reading:
         self.sizes = [Fraction(f) for f in problem.microbatch_factors or [1] * problem.microbatches]
         self.routes = problem.placement.routes
         self.microbatches = problem.microbatches
+        self.slices = problem.slices
         self.stages = len(self.profile)
         self.ranks = 1 + max(rank for route in self.routes for rank in route)
         self.route_of = problem.route_of
@@ -62,9 +63,10 @@ class Reading:
         """The parts that each microbatch has on each stage."""
         return "F" if self.forwards_alone else "FBW"
 
-    def alike(self, j: int) -> tuple[int, Fraction]:
-        """Equal for microbatches that may trade places."""
-        return self.route_of[j], self.sizes[j]
+    def alike(self, j: int) -> tuple[int, tuple[Fraction, ...], int]:
+        """Equal for microbatches that may trade places, of sequences all slices at once."""
+        place = j % self.slices
+        return self.route_of[j], tuple(self.sizes[j - place : j - place + self.slices]), place
 
     def rank(self, stage: int, microbatch: int) -> int:
         """The rank of a stage of a microbatch."""
@@ -137,11 +139,13 @@ class Reading:
     def serial(self) -> Rows:
         """One microbatch after the other, as poor an order as there is; split where that is allowed."""
         rows: Rows = [[] for _ in range(self.ranks)]
-        for j in range(self.microbatches):
-            for s in range(self.stages):
+        for first in range(0, self.microbatches, self.slices):
+            sequence = range(first, first + self.slices)
+            for j, s in itertools.product(sequence, range(self.stages)):
                 rows[self.rank(s, j)].append(("F", s, j))
-            for s in [] if self.forwards_alone else reversed(range(self.stages)):
-                rows[self.rank(s, j)] += [("B", s, j), ("W", s, j)] if self.may_split else [("D", s, j)]
+            for j, s in itertools.product(reversed(sequence), reversed(range(self.stages))):
+                if not self.forwards_alone:
+                    rows[self.rank(s, j)] += [("B", s, j), ("W", s, j)] if self.may_split else [("D", s, j)]
         return rows
 
     def peaks(self, rows: Rows) -> list[int]:
@@ -163,6 +167,10 @@ class Reading:
             for before, name in zip([None, *row], row, strict=False):
                 letter, s, j = name
                 needs: list[tuple[Name, int]] = [] if before is None else [(before, 0)]
+                if letter == "F" and j % self.slices:
+                    needs.append((("F", s, j - 1), 0))
+                if letter in "BD" and (j + 1) % self.slices:
+                    needs.append((("D" if ("D", s, j + 1) in there else "B", s, j + 1), 0))
                 if letter == "F" and s:
                     needs.append(self._handed(("F", s - 1, j), s - 1, j, down=True))
                 if letter == "W":
@@ -348,6 +356,10 @@ def best_within(
             after(name, before, reading.boundary(stage, name[2], down=down))
 
     for s, j in itertools.product(stages, microbatches):
+        if j % reading.slices:
+            after(("F", s, j), ("F", s, j - 1))
+            if not reading.forwards_alone:
+                after(("B", s, j - 1), ("B", s, j))
         if s:
             over(("F", s, j), ("F", s - 1, j), s - 1, down=True)
         if reading.forwards_alone:
@@ -361,10 +373,11 @@ def best_within(
             model.add(start["W", s, j] == end["B", s, j]).only_enforce_if(fused[s, j])
         if s:
             over(("B", s - 1, j), ("B", s, j), s - 1, down=False)
-    for kind in {reading.alike(j) for j in microbatches}:
+    for kind in dict.fromkeys(reading.alike(j) for j in microbatches):
         alike = [j for j in microbatches if reading.alike(j) == kind]
         for a, b in itertools.pairwise(alike):
-            after(("F", 0, b), ("F", 0, a))  # which is called which is free
+            if a % reading.slices == 0:
+                after(("F", 0, b), ("F", 0, a))  # which is called which is free
             if not any_turn:
                 for s in stages:
                     after(("F", s, b), ("F", s, a))

@@ -123,7 +123,11 @@ def smallest_limits(problem: Problem) -> tuple[int, ...]:
     of the earlier stages hold their checkpoints at least, and that of stage s all it has, since its
     backward needs that.
 
-    Enough: one microbatch after the other, every B at once followed by its W (or fused where
+    Of a sequence in slices, all slices are held when the first of its backwards runs; where a rank
+    holds several stages, what the way back needs is found step by step (`zbsolve.bounds.slices.way_back`), for each
+    rank by itself: with slices that need different workspaces two ranks may then not be at their least at once.
+
+    Enough: one microbatch (or sequence) after the other, every B at once followed by its W (or fused where
     that takes less), needs at no moment more; every
     forward is computed again where that is allowed. It keeps all ranks at their least at once.
 

@@ -152,6 +152,7 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     rank_factors: list[Factor] | UnsetType = UNSET
     microbatch_factors: list[Factor] | UnsetType = UNSET
     forward_only: bool = False
+    slices: Whole = 1
     ends: bool | UnsetType = UNSET
 
 

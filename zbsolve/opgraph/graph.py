@@ -16,6 +16,7 @@ from zbsolve.opgraph.kinds import CODE, KINDS, REDUCE, Int8, Int32, Int64
 from zbsolve.opgraph.links import QueueingLink, links_of
 from zbsolve.opgraph.nodes import default_nodes, given_nodes
 from zbsolve.opgraph.parts import index_parts
+from zbsolve.opgraph.slices import slice_chains
 from zbsolve.opgraph.twins import twins_of
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
@@ -70,8 +71,8 @@ class OpGraph:
     succ_ptr, succ_arc
         Shape N+1 and E: the arcs out of node i are ``succ_arc[succ_ptr[i]:succ_ptr[i+1]]``.
     twin
-        Shape N: class id; operations of one class have equal costs, route and arcs, so running
-        them in microbatch order loses nothing.
+        Shape N: class id; operations of one class have equal costs, route and arcs, and the same place
+        in their sequence where there are slices, so running them in microbatch order loses nothing.
     base_bytes, limit_bytes
         Shape R: static bytes; the limit, 2^62 where there is none.
     problem
@@ -124,7 +125,7 @@ class OpGraph:
         kind, stage, microbatch, rank = default_nodes(problem) if ops is None else given_nodes(problem, ops)
         parts = index_parts(problem, kind, stage, microbatch)
         duration, start_bytes, end_bytes = effects(problem, parts, kind, stage, microbatch, rank)
-        families = [forward_chain(problem, parts)]
+        families = [forward_chain(problem, parts), *slice_chains(problem, parts)]
         if not problem.forward_only:
             families += [backward_chain(problem, parts), within_stage(parts)]
             families += end_of_iteration(parts, kind, stage, rank)

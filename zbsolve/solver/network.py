@@ -48,9 +48,9 @@ Table = list[Row]
 
 SHAPE = 0
 """The numbers of nodes N, ranks R, twin classes C and microbatches; 1 if each rank has one chunk and all microbatches
-are alike; the number of pairs of a stage and a microbatch; of links on which transfers queue."""
+are alike; the number of pairs of a stage and a microbatch; slices of a sequence; of links on which transfers queue."""
 
-LINKS = 6
+LINKS = 7
 """Where in SHAPE the last of these stands."""
 
 RANK, TWIN, MATE = range(1, 4)
@@ -137,7 +137,7 @@ def build_network(problem: Problem) -> NDArray[np.int64]:
     visiting = first[first < 3 * parts]
     single = len(visiting) == 3 * len(set(c.rank[visiting].tolist()))
     rows = (
-        [nodes, ranks, len(first), problem.microbatches, single, parts, links],
+        [nodes, ranks, len(first), problem.microbatches, single, parts, problem.slices, links],
         c.rank,
         c.twin,
         mate,

@@ -15,7 +15,7 @@ import numpy as np
 
 from zbsolve.disk import ensure_writable, write_atomic
 from zbsolve.errors import ProblemError
-from zbsolve.interop.refuse import refuse_other_operations, refuse_replicas
+from zbsolve.interop.refuse import refuse_other_operations, refuse_replicas, refuse_slices
 from zbsolve.interop.torch.cells import LETTERS
 from zbsolve.interop.torch.comms import comms_rows
 from zbsolve.metrics import metrics
@@ -173,6 +173,7 @@ def write_torch_csv(
 
 def torch_csv_bytes(timetable: Timetable, name: str, *, csv_format: CsvFormat = "compute_only") -> tuple[bytes, bytes]:
     """The contents of a CSV called `name` and of the file beside it; refuses what `write_torch_csv` does."""
+    refuse_slices(timetable.problem, TOOL)
     refuse_replicas(timetable.problem, TOOL)
     if timetable.problem.forward_only:
         raise ProblemError(

@@ -15,19 +15,19 @@ walked, and none is retained: after B only the queue is left, after W nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge
 from torch.nn.parameter import UninitializedParameter
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.again import DRAWING, Checkpoint, as_before, nothing_saved
-from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.split.aside import GradientsAside
-from zbsolve.executor.split.engine import run_backward
+from zbsolve.executor.split.engine import any_autocast, plain_precision, run_backward
 from zbsolve.executor.split.entrance import enter
 from zbsolve.executor.split.flight import Flight
 from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positions_of
@@ -41,19 +41,6 @@ __all__ = ["SplitStage"]
 
 
 _UNKNOWN_USE = "used outside a module that can be split, or by a call that cannot be"
-
-_NOTHING: AbstractContextManager[Any] = nullcontext()
-
-
-def _plain_precision() -> AbstractContextManager[Any]:
-    """Autocast off: a backward runs in the precisions its forward has chosen."""
-    on = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
-    if not on:
-        return _NOTHING
-    stack = ExitStack()
-    for device in on:
-        stack.enter_context(torch.autocast(device, enabled=False))
-    return stack
 
 
 class SplitStage:
@@ -118,7 +105,7 @@ class SplitStage:
         self._flights: dict[Hashable, Flight] = {}
         self._checkpoints: dict[Hashable, Checkpoint] = {}
         self._deferred_flops: int | None = None
-        self._positions = 1
+        self._positions: int | None = None
         self._early = early
         self._watch = Watch() if watch else None
         self._fallback: dict[int, torch.Tensor] = {}
@@ -175,19 +162,19 @@ class SplitStage:
         wanted = self._wanted(inputs, requires_grad)
         if checkpoint:
             return self._keep_inputs_alone(key, inputs, keywords, wanted, split, finish)
-        self._positions = positions_of(inputs)
+        if self._positions is None:
+            self._positions = positions_of(inputs)
         # what other stages hold, too, is summed use by use
         queue = WeightQueue() if split or self.share is not None else None
-        flight = Flight(wanted, queue)
+        flight = Flight(len(inputs), queue)
         if queue is not None:
             self._forwards.put_in(queue)
         try:
-            with torch.enable_grad(), self._watched():
-                entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
-                named = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in (keywords or {}).items()}
-                result = self.module(*entered, **named)
-                if finish is not None:
-                    result = finish(result)
+            if self._watch is None and torch.is_grad_enabled():
+                result = self._call(flight, inputs, keywords, wanted, finish)
+            else:
+                with torch.enable_grad(), self._watch or nullcontext():
+                    result = self._call(flight, inputs, keywords, wanted, finish)
         finally:
             if queue is not None:
                 self._forwards.take_out()
@@ -199,9 +186,25 @@ class SplitStage:
                 raise InvalidInput(
                     f"{self.name} returned a {type(output).__name__}; a stage hands on tensors, or a tuple of tensors"
                 )
-        flight.set_outputs(outputs, are_losses=finish is not None)
+        handed = flight.hand_out(outputs, are_losses=finish is not None)
         self._flights[key] = flight
-        return tuple(None if o is None else arrived(o.detach().requires_grad_(o.requires_grad)) for o in outputs)
+        return handed
+
+    def _call(
+        self,
+        flight: Flight,
+        inputs: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None,
+        wanted: Sequence[bool],
+        finish: Callable[[Any], Any] | None,
+    ) -> Any:
+        entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
+        if keywords:
+            named = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in keywords.items()}
+            result = self.module(*entered, **named)
+        else:
+            result = self.module(*entered)
+        return result if finish is None else finish(result)
 
     def _keep_inputs_alone(
         self,
@@ -262,9 +265,6 @@ class SplitStage:
                 raise InvalidInput(f"{self.name}: input {i} is of {kind}, which has no gradient")
         return list(requires_grad)
 
-    def _watched(self) -> AbstractContextManager[Any]:
-        return _NOTHING if self._watch is None else self._watch
-
     # ---- B and W
 
     def backward_input(self, key: Hashable, grad_outputs: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
@@ -299,21 +299,19 @@ class SplitStage:
         self._forwards.put_in(queue)
         queue.is_open = True
         try:
-            with aside, _plain_precision(), self._watched():
-                if edges:
-                    run_backward(edges, starts)
+            with aside:
+                self._run_backward(edges, starts)
         finally:
             queue.is_open = False
             self._forwards.take_out()
         del edges
         queue.add_found(aside.found)
-        found = [parameter for parameter, _ in aside.found]
         if self._many_runs:
-            found = queue.found()
+            self._note_fallback(queue.found())
             self._many_runs = queue.sort_out()
+        elif aside.found:
+            self._note_fallback(parameter for parameter, _ in aside.found)
         flight.weights_wait = True
-        for parameter in found:
-            self._fallback.setdefault(id(parameter), parameter)
         return flight.take_input_gradients()
 
     def backward_weight(self, key: Hashable) -> None:
@@ -328,7 +326,7 @@ class SplitStage:
         assert queue is not None
         if self._deferred_flops is None:
             self._deferred_flops = deferred_flops(queue.entries)
-        with torch.no_grad(), _plain_precision():
+        with torch.no_grad(), plain_precision():
             queue.run(key, self.share)
         del self._flights[key]
 
@@ -343,11 +341,22 @@ class SplitStage:
             self.backward_weight(key)
             return gradients
         edges, starts = flight.start(grad_outputs)
-        with _plain_precision(), self._watched():
-            if edges:
-                run_backward(edges, starts)
+        self._run_backward(edges, starts)
         del self._flights[key]
         return flight.take_input_gradients()
+
+    def _run_backward(self, edges: list[GradientEdge], starts: list[torch.Tensor]) -> None:
+        if not edges:
+            return
+        if self._watch is None and not any_autocast():
+            run_backward(edges, starts)
+            return
+        with plain_precision(), self._watch or nullcontext():
+            run_backward(edges, starts)
+
+    def _note_fallback(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
+            self._fallback.setdefault(id(parameter), parameter)
 
     def _flight(self, key: Hashable, doing: str, *, weights_wait: bool) -> Flight:
         flight = self._flights.get(key)
@@ -416,6 +425,7 @@ class SplitStage:
         """
         if self._deferred_flops is None:
             raise RunError(f"{self.name}: no microbatch has run through W yet; there is nothing to report")
+        positions = self._positions or 1
         names = {id(p): name for name, p in self.module.named_parameters()}
         places = {key: place for place, key in enumerate(names)}
         found = dict(self._fallback)
@@ -425,7 +435,7 @@ class SplitStage:
             Fallback(
                 name=names[key],
                 reason=self._forwards.reasons.get(key, _UNKNOWN_USE),
-                flops=fallback_flops(parameter, self._positions),
+                flops=fallback_flops(parameter, positions),
             )
             for key, parameter in sorted(found.items(), key=lambda item: places.get(item[0], 0))
             if key in names and key not in self._forwards.norms
@@ -434,6 +444,6 @@ class SplitStage:
         return SplitReport(
             stage=self.name,
             deferred_flops=self._deferred_flops,
-            norm_flops=sum(fallback_flops(p, self._positions) for p in norms),
+            norm_flops=sum(fallback_flops(p, positions) for p in norms),
             fallback=fallback,
         )

@@ -51,12 +51,12 @@ def run_backward(edges: Sequence[GradientEdge], gradients: Sequence[torch.Tensor
     _engine()(tuple(edges), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
-def direct(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+def direct(function: type[torch.autograd.Function]) -> Callable[..., torch.Tensor]:
     """``function.apply`` for calls outside functorch; its backward is then called without a search for it."""
     backward = getattr(function, "_backward_cls", None)
     if backward is not None:
         backward.apply = function.backward
-    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    apply: Callable[..., torch.Tensor] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 
 

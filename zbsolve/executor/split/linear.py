@@ -71,7 +71,8 @@ class LinearSplit(torch.autograd.Function):
         if dy is None:
             return None, None, None
         (parameter, bias, queue, dtype), shape, sums_rows = ctx.of
-        x, *kept = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        x, dx = saved[0], None
         flat = len(shape) == 2
         if flat:
             rows = dy
@@ -79,14 +80,10 @@ class LinearSplit(torch.autograd.Function):
             rows = dy.unsqueeze(0)
         else:
             rows = dy.reshape(-1, dy.shape[-1])
-        dx = None
-        if kept:
-            (weight,) = kept
-            if dtype is not None:
-                weight = weight.to(dtype)
+        if len(saved) == 2:
+            weight = saved[1] if dtype is None else saved[1].to(dtype)
             # where x is the transpose of something contiguous, its gradient is made one too
-            turned = x.stride() == (1, len(rows))
-            dx = weight.t().mm(rows.t()).t() if turned else rows.mm(weight)
+            dx = weight.t().mm(rows.t()).t() if x.stride() == (1, len(rows)) else rows.mm(weight)
             if not flat:
                 dx = dx.reshape(shape)
         if bias is None or not bias.requires_grad:

@@ -15,7 +15,7 @@ walked, and none is retained: after B only the queue is left, after W nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -30,17 +30,15 @@ from zbsolve.executor.split.aside import GradientsAside
 from zbsolve.executor.split.engine import any_autocast, plain_precision, run_backward
 from zbsolve.executor.split.entrance import enter
 from zbsolve.executor.split.flight import Flight
-from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positions_of
 from zbsolve.executor.split.held import HeldBytes, Storages, Watch, storages
+from zbsolve.executor.split.inflight import held_by
 from zbsolve.executor.split.install import SplitForwards
-from zbsolve.executor.split.report import Fallback, SplitReport
+from zbsolve.executor.split.learned import Learned
+from zbsolve.executor.split.report import SplitReport
 from zbsolve.executor.split.shared import StageShare
-from zbsolve.executor.split.waiting import WeightQueue, kept_by
+from zbsolve.executor.split.waiting import WeightQueue
 
 __all__ = ["SplitStage"]
-
-
-_UNKNOWN_USE = "used outside a module that can be split, or by a call that cannot be"
 
 
 class SplitStage:
@@ -104,11 +102,9 @@ class SplitStage:
         self._forwards = SplitForwards(module, keep_whole, norms_wait)
         self._flights: dict[Hashable, Flight] = {}
         self._checkpoints: dict[Hashable, Checkpoint] = {}
-        self._deferred_flops: int | None = None
-        self._positions: int | None = None
+        self._learned = Learned()
         self._early = early
         self._watch = Watch() if watch else None
-        self._fallback: dict[int, torch.Tensor] = {}
         # whether B consists of several runs of autograd; the first B finds out, where FSDP does not see to gradients
         self._many_runs = not self._forwards.sharded
         self.share: StageShare | None = None
@@ -162,8 +158,7 @@ class SplitStage:
         wanted = self._wanted(inputs, requires_grad)
         if checkpoint:
             return self._keep_inputs_alone(key, inputs, keywords, wanted, split, finish)
-        if self._positions is None:
-            self._positions = positions_of(inputs)
+        self._learned.see_inputs(inputs)
         # what other stages hold, too, is summed use by use
         queue = WeightQueue() if split or self.share is not None else None
         flight = Flight(len(inputs), queue)
@@ -293,7 +288,7 @@ class SplitStage:
             raise RunError(f"{self.name}: backward_input of {key!r}, whose forward was run with split=False")
         edges, starts = flight.start(grad_outputs)
         # the first B must look even if nothing waits: it learns what falls back
-        waits = not self._early or self._deferred_flops is None
+        waits = not self._early or not self._learned.complete
         aside = GradientsAside(self._parameters() if waits else (), queue.add_piece if self._many_runs else None)
         # checkpointed segments run their modules again
         self._forwards.put_in(queue)
@@ -307,10 +302,10 @@ class SplitStage:
         del edges
         queue.add_found(aside.found)
         if self._many_runs:
-            self._note_fallback(queue.found())
+            self._learned.see_fallback(queue.found())
             self._many_runs = queue.sort_out()
         elif aside.found:
-            self._note_fallback(parameter for parameter, _ in aside.found)
+            self._learned.see_fallback(parameter for parameter, _ in aside.found)
         flight.weights_wait = True
         return flight.take_input_gradients()
 
@@ -324,8 +319,7 @@ class SplitStage:
         """
         queue = self._flight(key, "backward_weight", weights_wait=True).queue
         assert queue is not None
-        if self._deferred_flops is None:
-            self._deferred_flops = deferred_flops(queue.entries)
+        self._learned.see_waiting(queue.entries)
         with torch.no_grad(), plain_precision():
             queue.run(key, self.share)
         del self._flights[key]
@@ -353,10 +347,6 @@ class SplitStage:
             return
         with plain_precision(), self._watch or nullcontext():
             run_backward(edges, starts)
-
-    def _note_fallback(self, parameters: Iterable[torch.Tensor]) -> None:
-        for parameter in parameters:
-            self._fallback.setdefault(id(parameter), parameter)
 
     def _flight(self, key: Hashable, doing: str, *, weights_wait: bool) -> Flight:
         flight = self._flights.get(key)
@@ -399,21 +389,7 @@ class SplitStage:
         """What the microbatches in flight keep alive; parameters, buffers and ``.grad`` are not among it."""
         parameters = self._parameters()
         known = storages([*parameters, *self.module.buffers(), *(p.grad for p in parameters if p.grad is not None)])
-        entries = [e for f in self._flights.values() if f.queue is not None for e in f.queue.entries]
-
-        def new(sizes: dict[int, int]) -> int:
-            fresh = {key: size for key, size in sizes.items() if key not in known}
-            known.update(fresh)
-            return sum(fresh.values())
-
-        queued = new(storages(kept_by(entries, ready=False)))
-        ready = new(storages(kept_by(entries, ready=True)))
-        if self._watch is None:
-            return HeldBytes(queued=queued, ready=ready, inputs=None, saved=None)
-        inputs = sum(new(f.inputs.alive()) for f in self._flights.values() if f.inputs is not None)
-        for kept in self._checkpoints.values():
-            inputs += new(storages(x for x in kept.inputs if isinstance(x, torch.Tensor)))
-        return HeldBytes(queued=queued, ready=ready, inputs=inputs, saved=new(self._watch.made.alive()))
+        return held_by(known, self._flights.values(), self._checkpoints.values(), self._watch)
 
     def report(self) -> SplitReport:
         """What is deferred and what is not, from the microbatches that have run.
@@ -423,27 +399,4 @@ class SplitStage:
         RunError
             If none has run through W yet.
         """
-        if self._deferred_flops is None:
-            raise RunError(f"{self.name}: no microbatch has run through W yet; there is nothing to report")
-        positions = self._positions or 1
-        names = {id(p): name for name, p in self.module.named_parameters()}
-        places = {key: place for place, key in enumerate(names)}
-        found = dict(self._fallback)
-        # what FSDP computes with is in no module when it is done
-        found.update((id(p), p) for m in self._forwards.sharded for p in m.parameters() if p.requires_grad)
-        fallback = tuple(
-            Fallback(
-                name=names[key],
-                reason=self._forwards.reasons.get(key, _UNKNOWN_USE),
-                flops=fallback_flops(parameter, positions),
-            )
-            for key, parameter in sorted(found.items(), key=lambda item: places.get(item[0], 0))
-            if key in names and key not in self._forwards.norms
-        )
-        norms = (p for key, p in self._fallback.items() if key in self._forwards.norms)
-        return SplitReport(
-            stage=self.name,
-            deferred_flops=self._deferred_flops,
-            norm_flops=sum(fallback_flops(p, positions) for p in norms),
-            fallback=fallback,
-        )
+        return self._learned.report(self.name, self.module, self._forwards)

@@ -1,7 +1,8 @@
 """What the weight gradients still need, between B and W.
 
 B of a module that can be split puts one entry here: how to compute, from what, for which
-parameters. W takes the entries out, and each entry's tensors are free as soon as it is done::
+parameters. W takes the entries out in the order they came, which is the order in which autograd
+would have computed them, and each entry's tensors are free as soon as it is done::
 
     B:   head.backward -> add     block1.backward -> add     block0.backward -> add
               |                        |                          |
@@ -10,8 +11,8 @@ parameters. W takes the entries out, and each entry's tensors are free as soon a
               |                        |                          |
     W:   weigh, .grad +=          weigh, .grad +=            weigh, .grad +=
 
-A parameter that a microbatch uses more than once gets the sum of its uses first, in the order they came, and
-its ``.grad`` is touched once, as autograd does it: floating-point sums depend on their brackets. Autograd
+A parameter that a microbatch uses more than once gets the sum of its uses first, and its
+``.grad`` is touched once, as autograd does it: floating-point sums depend on their brackets. Autograd
 does so for each of its runs; the backward of a reentrant checkpoint is a run of its own, within the run
 of the stage, so what is found in one is summed and added apart from what is found in another.
 """
@@ -120,10 +121,9 @@ class WeightQueue:
         entries = self.entries
         once = [id(p) for _, _, parameters in entries for p in parameters if p is not None]
         if share is None and len(set(once)) == len(once):
-            # nearly always: every parameter once, so the order is free, and what came last is still in the cache;
-            # a gradient is let go of before the next one is made
+            # nearly always: every parameter once; its gradient is let go of before the next one is made
             while entries:
-                weigh, arguments, parameters = entries.pop()
+                weigh, arguments, parameters = entries.popleft()
                 add_all(parameters, weigh(parameters, *arguments), weigh is as_found)
             self.runs = []
             return

@@ -121,6 +121,7 @@ class SplitStage:
         split: bool = True,
         finish: Callable[[Any], Any] | None = None,
         checkpoint: bool = False,
+        call: Callable[..., Any] | None = None,
     ) -> tuple[Any, ...]:
         """Run the module on one microbatch.
 
@@ -141,6 +142,8 @@ class SplitStage:
             Applied to what the module returned, within the same graph: the loss of the last stage.
         checkpoint
             Keep the inputs alone; `recompute` then comes before the backward.
+        call
+            Called in the module's place: it calls the module with what it makes of the inputs.
 
         Returns
         -------
@@ -157,7 +160,7 @@ class SplitStage:
             raise RunError(f"{self.name}: forward of {key!r}, which is in flight already")
         wanted = self._wanted(inputs, requires_grad)
         if checkpoint:
-            return self._keep_inputs_alone(key, inputs, keywords, wanted, split, finish)
+            return self._keep_inputs_alone(key, Checkpoint(inputs, keywords, wanted, split, finish, call))
         self._learned.see_inputs(inputs)
         # what other stages hold, too, is summed use by use
         queue = WeightQueue() if split or self.share is not None else None
@@ -166,10 +169,10 @@ class SplitStage:
             self._forwards.put_in(queue)
         try:
             if self._watch is None and torch.is_grad_enabled():
-                result = self._call(flight, inputs, keywords, wanted, finish)
+                result = self._run(call or self.module, flight, inputs, keywords, wanted, finish)
             else:
                 with torch.enable_grad(), self._watch or nullcontext():
-                    result = self._call(flight, inputs, keywords, wanted, finish)
+                    result = self._run(call or self.module, flight, inputs, keywords, wanted, finish)
         finally:
             if queue is not None:
                 self._forwards.take_out()
@@ -185,8 +188,9 @@ class SplitStage:
         self._flights[key] = flight
         return handed
 
-    def _call(
+    def _run(
         self,
+        call: Callable[..., Any],
         flight: Flight,
         inputs: tuple[Any, ...],
         keywords: Mapping[str, Any] | None,
@@ -196,29 +200,22 @@ class SplitStage:
         entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
         if keywords:
             named = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in keywords.items()}
-            result = self.module(*entered, **named)
+            result = call(*entered, **named)
         else:
-            result = self.module(*entered)
+            result = call(*entered)
         return result if finish is None else finish(result)
 
     def _keep_inputs_alone(
         self,
         key: Hashable,
-        inputs: tuple[Any, ...],
-        keywords: Mapping[str, Any] | None,
-        wanted: list[bool],
-        split: bool,
-        finish: Callable[[Any], Any] | None,
+        kept: Checkpoint,
     ) -> tuple[Any, ...]:
         if self._forwards.sharded:
             raise RunError(f"{self.name} is sharded by FSDP and cannot be computed again; solve without recomputation")
         with DRAWING:
-            kept = Checkpoint(inputs, keywords, wanted, split, finish)
             before = kept.versions()
             with nothing_saved(self.name):
-                outputs = self.forward(
-                    key, *inputs, keywords=keywords, requires_grad=wanted, split=False, finish=finish
-                )
+                outputs = self._run_kept(key, kept, split=False)
         del self._flights[key]
         if kept.versions() != before:
             raise RunError(
@@ -240,14 +237,18 @@ class SplitStage:
         if kept is None:
             raise RunError(f"{self.name}: recompute of {key!r}, whose forward has not kept a checkpoint")
         with DRAWING, kept.drawn_again(), as_before(self.module):
-            self.forward(
-                key,
-                *kept.inputs,
-                keywords=kept.keywords,
-                requires_grad=kept.wanted,
-                split=kept.split,
-                finish=kept.finish,
-            )
+            self._run_kept(key, kept, split=kept.split)
+
+    def _run_kept(self, key: Hashable, kept: Checkpoint, *, split: bool) -> tuple[Any, ...]:
+        return self.forward(
+            key,
+            *kept.inputs,
+            keywords=kept.keywords,
+            requires_grad=kept.wanted,
+            split=split,
+            finish=kept.finish,
+            call=kept.call,
+        )
 
     def _wanted(self, inputs: Sequence[Any], requires_grad: Sequence[bool] | None) -> list[bool]:
         if requires_grad is None:

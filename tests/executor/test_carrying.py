@@ -62,6 +62,10 @@ def test_seq_1f1b_gives_the_gradients_of_whole_sequences(allow, slices):
     run_exactly(Placement.linear(4), 3, slices, lambda p: baseline("seq-1f1b", p), allow=allow)
 
 
+def test_zero_bubble_on_slices():
+    run_exactly(Placement.linear(4), 3, 3, lambda p: baseline("seq-zb-h1", p), allow=SPLIT)
+
+
 @pytest.mark.parametrize(
     "placement", [Placement.v(2), Placement.looped(2, 3), Placement.bidirectional(2)], ids=["v", "looped", "two routes"]
 )

@@ -112,6 +112,17 @@ def test_stages_without_a_carry_run_slices_as_microbatches_of_their_own():
         torch.testing.assert_close(own.grad, plain.grad, rtol=0, atol=1e-12)
 
 
+def test_a_stage_that_carries_is_measured_on_what_it_is_given():
+    measured = measure(
+        [attention.Block(tokens=attention.TOKENS), attention.Block(logits=attention.TOKENS)],
+        attention.batch(1, 4),
+        attention.loss,
+        samples=1,
+    )
+    assert len(measured.stages) == 2
+    assert all(cost.activation_bytes > 0 for cost in measured.stages)
+
+
 class Number(nn.Module):
     """Carries a running sum, a number, and hands its input on by itself."""
 

@@ -13,6 +13,7 @@ from tests.strategies import random_order
 from zbsolve.catalog import baseline
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.carrying import CarryingStage, carries
+from zbsolve.executor.measure import measure_profile
 from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.split import SplitStage
 from zbsolve.placement import Placement
@@ -113,12 +114,8 @@ def test_stages_without_a_carry_run_slices_as_microbatches_of_their_own():
 
 
 def test_a_stage_that_carries_is_measured_on_what_it_is_given():
-    measured = measure(
-        [attention.Block(tokens=attention.TOKENS), attention.Block(logits=attention.TOKENS)],
-        attention.batch(1, 4),
-        attention.loss,
-        samples=1,
-    )
+    stages = [attention.Block(tokens=attention.TOKENS), attention.Block(logits=attention.TOKENS)]
+    measured = measure_profile(stages, attention.batch(1, 4), attention.loss, repeats=1, warmup=0)
     assert len(measured.stages) == 2
     assert all(cost.activation_bytes > 0 for cost in measured.stages)
 

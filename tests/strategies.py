@@ -84,10 +84,11 @@ def problems(
     objective: str | None = None,
     variants: bool = False,
     recompute: bool = False,
+    queueing: bool = False,
 ) -> Problem:
     """Problems on any placement, without a memory limit unless `limits`; with `variants` some are no plain training.
 
-    With `recompute` all allow it.
+    With `recompute` all allow it; with `queueing` transfers wait for each other on some links, and all are slow.
     """
     where = draw(placement if placement is not None else placements())
     ends = variants and draw(st.booleans())
@@ -95,14 +96,22 @@ def problems(
     stages = tuple(draw(st.lists(stage_costs(ends=ends, again=again), min_size=where.stages, max_size=where.stages)))
     pairs = [(a, b) for a in range(where.ranks) for b in range(where.ranks) if a != b]
     special = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2)) if pairs else []
-    bandwidth = st.one_of(st.none(), st.integers(10**8, 10**10))
+    bandwidth = st.integers(10**8, 2 * 10**9) if queueing else st.one_of(st.none(), st.integers(10**8, 10**10))
+    queue = st.sampled_from(["link", "link", "sender", None]) if queueing else st.none()
     link = Link(
         latency_ns=draw(st.integers(0, 5)),
         bytes_per_second=draw(bandwidth),
         overrides=tuple(
-            LinkOverride(sender=a, receiver=b, latency_ns=draw(st.integers(0, 9)), bytes_per_second=draw(bandwidth))
+            LinkOverride(
+                sender=a,
+                receiver=b,
+                latency_ns=draw(st.integers(0, 9)),
+                bytes_per_second=draw(bandwidth),
+                queueing=draw(queue),
+            )
             for a, b in special
         ),
+        queueing=draw(queue),
     )
     microbatches = draw(st.integers(1, most_microbatches))
     limit = draw(st.sampled_from(["0.5x", "0.75x", "1x", "1.5x", "2x"])) if limits else None

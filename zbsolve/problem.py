@@ -14,7 +14,7 @@ from typing import Any, Literal
 from zbsolve.errors import ProblemError, ProfileError
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
-from zbsolve.profile import Profile, StageCost
+from zbsolve.profile import Link, Profile, StageCost
 from zbsolve.units import MAX_AMOUNT, counted, parse_bytes, parse_factor, scaled, whole_amount
 
 __all__ = ["Factor", "Limit", "Objective", "Problem"]
@@ -299,7 +299,7 @@ class Problem:
         ]
         content = [
             stages,
-            asdict(self.profile.link),
+            _link_content(self.profile.link),
             self.placement.routes,
             self.microbatches,
             self.limit_bytes,
@@ -322,6 +322,15 @@ class Problem:
         content += [chosen] if chosen else []
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _link_content(link: Link) -> dict[str, Any]:
+    """A link as the fingerprint has it: where nothing queues it does not say so."""
+    content = asdict(link)
+    for part in (content, *content["overrides"]):
+        if part["queueing"] is None:
+            del part["queueing"]
+    return content
 
 
 def _factors(given: Sequence[Factor] | None, name: str, count: int, one: str) -> tuple[Decimal, ...] | None:

@@ -201,6 +201,21 @@ def _slices(rng: random.Random) -> _Plan:
     return plan
 
 
+def _queueing(rng: random.Random) -> _Plan:
+    """Transfers that wait for each other, on any placement of a few ranks."""
+    plan = rng.choice([lambda r: _plain(r, ranks=r.choice([2, 3])), _chunks, _routes, _tight])(rng)
+    while plan.placement.ranks > 3:
+        plan = rng.choice([_chunks, _routes])(rng)
+    inner = plan.costs
+    plan.costs = lambda r, s: inner(r, s) | {"output_bytes": r.choice([0, 1, 2, 3, 6])}
+    plan.link = Link(
+        latency_ns=rng.choice([0, 0, 1, 4]),
+        bytes_per_second=rng.choice([10**9, 4 * 10**8]),
+        queueing=rng.choice(["link", "link", "sender"]),
+    )
+    return plan
+
+
 _WILD = _with(
     forward_ns=lambda r, c: r.choice([0, 1, 3, 10, 100, 1000]),
     backward_input_ns=lambda r, c: r.choice([0, 1, 3, 10, 100, 1000]),
@@ -240,6 +255,7 @@ KINDS: dict[str, Callable[[random.Random], _Plan]] = {
     "links": lambda r: _plain(
         r, costs=_with(output_bytes=lambda r, c: r.randint(0, 9)), link=Link(latency_ns=2, bytes_per_second=4 * 10**8)
     ),
+    "links that queue": _queueing,
     "tight and long": _tight,
     "many digits": _fine,
     "several chunks": _chunks,
@@ -275,6 +291,7 @@ def draw(kind: str, rng: random.Random) -> Problem:
         for a, b in pairs
         if rng.random() < 0.12
     )
+    overrides = tuple(replace(o, queueing=o.bytes_per_second and link.queueing) for o in overrides)
     routes, slices = len(where.routes), plan.further.get("slices", 1)
     problem = Problem(
         profile=Profile(stages=tuple(stages), link=replace(link, overrides=overrides)),

@@ -7,6 +7,7 @@ whatever is split, fused or computed again, and for the memory limits of the pro
 | bound | placement | argues with |
 |---|---|---|
 | load, chain, head-tail | any | work of a rank, path of one microbatch, what precedes and follows (makespan) |
+| link-load | any | what a link must carry, where transfers queue |
 | two-phase | one stage a rank, one route | idle time before the first and the last backward |
 | memory-time | the same | bytes x time that microbatches occupy |
 | relay | the same | a later rank's work inside an earlier rank's span |
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 
 from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.bounds.counting import counting, effort
+from zbsolve.bounds.links import link_load
 from zbsolve.bounds.memory_time import memory_time
 from zbsolve.bounds.relay import relay
 from zbsolve.bounds.single import SingleRank, single_ranks
@@ -60,7 +62,7 @@ def lower_bounds(problem: Problem, *, most_effort: int = MAX_EFFORT) -> tuple[Bo
     costs = read_costs(problem)
     refuse_infeasible(costs)
     makespan = problem.objective == "makespan"
-    bounds = [Bound(load(costs), "load"), Bound(chain(costs), "chain")]
+    bounds = [Bound(load(costs), "load"), Bound(chain(costs), "chain"), Bound(link_load(costs), "link-load")]
     if makespan:
         bounds.append(Bound(head_tail(costs), "head-tail"))
     if costs.single:

@@ -13,6 +13,7 @@ from zbsolve.errors import OrderError, ProblemError
 from zbsolve.opgraph.arcs import backward_chain, end_of_iteration, forward_chain, join, within_stage
 from zbsolve.opgraph.effects import effects
 from zbsolve.opgraph.kinds import CODE, KINDS, REDUCE, Int8, Int32, Int64
+from zbsolve.opgraph.links import QueueingLink, links_of
 from zbsolve.opgraph.nodes import default_nodes, given_nodes
 from zbsolve.opgraph.parts import index_parts
 from zbsolve.opgraph.slices import slice_chains
@@ -58,6 +59,13 @@ class OpGraph:
         Shape E: start[head] >= end[tail] + lag.
     arc_bytes
         Shape E: of the tensor handed along, -1 where it is order alone.
+    links
+        Those on which transfers queue (`zbsolve.opgraph.links`).
+    arc_link, arc_busy_ns
+        Shape E: which of them the tensor takes, -1 if it has to wait for no other; and for how long, a part of
+        the lag.
+    sends
+        The arcs that take a link, by tail; those of one tail in the order in which it sends.
     pred_ptr
         Shape N+1: the arcs into node i are ``pred_ptr[i]:pred_ptr[i+1]``.
     succ_ptr, succ_arc
@@ -84,6 +92,10 @@ class OpGraph:
     arc_head: Int32
     arc_lag_ns: Int64
     arc_bytes: Int64
+    links: tuple[QueueingLink, ...]
+    arc_link: Int32
+    arc_busy_ns: Int64
+    sends: Int32
     pred_ptr: Int32
     succ_ptr: Int32
     succ_arc: Int32
@@ -138,6 +150,10 @@ class OpGraph:
             arc_head=head,
             arc_lag_ns=lag,
             arc_bytes=arcs.bytes[order],
+            links=links_of(problem),
+            arc_link=arcs.link[order],
+            arc_busy_ns=arcs.busy_ns[order],
+            sends=_sends(tail, arcs.link[order], order),
             pred_ptr=_pointers(head, nodes),
             succ_ptr=_pointers(tail, nodes),
             succ_arc=np.argsort(tail, kind="stable").astype(np.int32),
@@ -251,6 +267,12 @@ def _lanes(problem: Problem, kind: Int8) -> tuple[Lane, ...]:
     ranks = range(problem.placement.ranks)
     networks = tuple(Lane("network", r) for r in ranks) if (kind == REDUCE).any() else ()
     return (*(Lane("compute", r) for r in ranks), *networks)
+
+
+def _sends(tail: Int32, link: Int32, family: Int64) -> Int32:
+    """The arcs that take a link, by tail; what a tail sends in the order of the families that its arcs come from."""
+    arcs = np.lexsort((family, tail))
+    return arcs[link[arcs] >= 0].astype(np.int32)
 
 
 def _pointers(ends: Int32, nodes: int) -> Int32:

@@ -25,10 +25,13 @@ from zbsolve.solver.network import (
     BASE,
     CLASS_PTR,
     LIMIT,
+    LINKS,
     MATE,
     MEMBER,
+    MESSAGE_LATENCY,
     NEED,
     NEED_LAG,
+    NEED_MESSAGE,
     NEED_PTR,
     NET_CHANGE,
     NET_DURATION,
@@ -43,6 +46,7 @@ from zbsolve.solver.network import (
     Row,
     Table,
 )
+from zbsolve.solver.queueing import send
 from zbsolve.solver.state import (
     AFTER,
     BEFORE,
@@ -53,6 +57,7 @@ from zbsolve.solver.state import (
     HANGS,
     LEVEL,
     MARK,
+    OFF,
     ORIGIN,
     PART,
     PATH_FROM,
@@ -191,6 +196,7 @@ def offer(net: Table, st: Table, rule: Table, r: int, single: int) -> None:
     room = net[LIMIT][r] - level[r]
     now = st[FREE][r]
     weight = 2 * net[SHAPE][5]
+    queueing = net[SHAPE][LINKS] > 0
     key_of[r] = NEVER
     short = False
     for i in range(net[OF_RANK_PTR][r], net[OF_RANK_PTR][r + 1]):
@@ -208,7 +214,11 @@ def offer(net: Table, st: Table, rule: Table, r: int, single: int) -> None:
             if ended[net[NEED][k]] == 0:
                 ready = False
                 break
-            begin = max(begin, end[net[NEED][k]] + net[NEED_LAG][k])
+            if queueing and net[NEED_MESSAGE][k] >= 0:
+                message = net[NEED_MESSAGE][k]
+                begin = max(begin, st[OFF][message] + net[MESSAGE_LATENCY][message])
+            else:
+                begin = max(begin, end[net[NEED][k]] + net[NEED_LAG][k])
         if not ready:
             continue
         if net[NET_START][2 * node + st[FUSED][node]] > room:
@@ -240,6 +250,8 @@ def list_schedule(net: Table, st: Table, rule: Table) -> int:
         done[c] = 0
     for node in range(nodes):
         ended[node] = 0
+    for column in range(ranks, ranks + net[SHAPE][LINKS]):
+        free[column] = 0
     for r in range(ranks):
         free[r] = 0
         level[r] = net[BASE][r]
@@ -264,6 +276,8 @@ def list_schedule(net: Table, st: Table, rule: Table) -> int:
         free[best] = end[node]
         level[best] += net[NET_CHANGE][form]
         ended[node] = 1
+        if net[SHAPE][LINKS] > 0:
+            send(net, st, node, end[node], best)
         done[c] += 1
         st[SEQUENCE][count] = node
         count += 1

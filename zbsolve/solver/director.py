@@ -173,6 +173,8 @@ class Director:
         elif isinstance(find, Tuned):
             self.proposals.learn(find)
         elif isinstance(find, Done):
+            if find.lost:
+                incumbent.miss(pending.arm.name, find.why)
             if find.lost and pending.opens and self._opening.lost < _LOST:
                 self._first.append(pending.task)
             self.budget.spend(find.steps)

@@ -262,10 +262,15 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of a task: the steps it took, and whether its worker was lost."""
+    """The end of a task: the steps it took, and why it was lost if it was, in words that follow its name."""
 
     steps: int = 0
-    lost: bool = False
+    why: str = ""
+
+    @property
+    def lost(self) -> bool:
+        """True if it raised, or its worker ended or did not come back."""
+        return bool(self.why)
 
 
 Find = Found | Bounded | Tuned | Done

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.problem import Problem
@@ -226,6 +226,8 @@ def _outright(problem: Problem, run: _Run) -> Iterator[float]:
     """All ranks exactly, asked outright whether anything is below the incumbent; yields the work of each question.
 
     Where the incumbent is the best, this is often refuted in seconds, while bounds that climb get there slowly.
+    Where something is found in its place, the next question is whether anything is below that: the search, too, may
+    have come so far meanwhile.
     """
     unit, given = exact_unit(problem), None
     line = read_line(problem, unit)
@@ -246,13 +248,18 @@ def _outright(problem: Problem, run: _Run) -> Iterator[float]:
     )
     share = math.inf if run.work_limit is None else run.work_limit / 3
     for patience in _OUTRIGHT:
-        answer = ask(line, question, run.limits(min(patience, share)))
-        run.work += answer.work
-        if answer.least > most:
-            run.offer((most + 1) * unit, Relaxation(kind=kind, numbers=numbers, unit_ns=given).name)
-        yield answer.work
-        if answer.found or answer.least > most:
-            return
+        found = True
+        while found:
+            answer = ask(line, replace(question, most=most), run.limits(min(patience, share)))
+            run.work += answer.work
+            if answer.least > most:
+                run.offer((most + 1) * unit, Relaxation(kind=kind, numbers=numbers, unit_ns=given).name)
+            yield answer.work
+            if answer.least > most or run.over:
+                return
+            found = answer.found
+            if found:
+                most = min(most, answer.value) - 1
 
 
 def _windows(problem: Problem, run: _Run) -> Iterator[float]:

@@ -52,6 +52,9 @@ _LATER = 5.0
 _SHARES, _SHARES_LONG = (1.0, 1.0, 1.0), (0.2, 1.0, 0.2)
 """How the work is shared between asking outright, windows and rank subsets."""
 
+_SECONDS_A_UNIT = 2.0
+"""Processor time of a unit of deterministic time, about: what is shared where no limit of work is given."""
+
 _OUTRIGHT = (1.0, 8.0, 32.0, 128.0)
 """Deterministic time for asking, again and again, whether anything is below the incumbent."""
 
@@ -174,8 +177,12 @@ def improve_bound(
     spent = [_LATER, 0.0, _LATER] if long else [0.0] * len(arms)
     while min(spent) < math.inf and not run.over:
         turn = min(range(len(arms)), key=lambda i: spent[i])
+        began = time.process_time()
         try:
-            spent[turn] += next(arms[turn]) / shares[turn]
+            work = next(arms[turn])
+            # building many small models takes time that CP-SAT's own measure does not see
+            taken = (time.process_time() - began) / _SECONDS_A_UNIT if work_limit is None else work
+            spent[turn] += taken / shares[turn]
         except StopIteration:
             arms[turn], spent[turn] = iter(()), math.inf
     return run.best

@@ -224,7 +224,7 @@ class Proposals:
             sequence=entry.sequence,
             fused=entry.fused,
             target_ns=self._target(),
-            length=self._length(0.02, 0.4),
+            length=self._length(0.02 if self.pool.case.nodes < SETTLED else 0.04, 0.4),
             seed=self._seed(),
             line=entry.line,
         )

@@ -88,6 +88,8 @@ class Solution:
         Which way found it.
     digest
         Of the problem.
+    lost
+        Pieces of the search that were lost, and why: a worker ended, or something raised in it.
     """
 
     timetable: Timetable
@@ -101,6 +103,7 @@ class Solution:
     seed: int
     method: str
     digest: str
+    lost: tuple[str, ...] = ()
 
     def to_dataframe(self) -> pd.DataFrame:
         """The timetable as a pandas data frame, see `Timetable.to_dataframe`."""
@@ -127,6 +130,7 @@ class Solution:
             ),
             *([f"recompute  {again}"] if (again := recomputed_in_words(self.timetable)) else []),
             f"found by   {self.method} in {self.seconds:.1f} s, seed {self.seed}",
+            *(f"lost       {lost}" for lost in self.lost),
         ]
         return "\n".join(lines)
 

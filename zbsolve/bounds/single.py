@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbsolve.bounds.costs import Costs
+from zbsolve.bounds.slices import lead, longer_turns
 from zbsolve.opgraph import Int64
 
 __all__ = ["SingleRank", "single_ranks", "visits"]
@@ -51,6 +52,14 @@ class SingleRank:
         Lags of an output to the next rank, and of its gradient back; 0 for the last stage.
     after
         What follows all of it on the rank: the reduction of its gradients and the optimizer.
+    slices
+        k: runs of so many microbatches are one sequence, whose last slice turns back first.
+    lead
+        Least time from the first F of a sequence to that of its last slice.
+    last_turn
+        L of last slices alone; 0: `turn` is all that is known.
+    longer
+        Over all microbatches, how much longer than L they at least wait between F and their backward.
     beneath
         What the same microbatch's F's of the rank's earlier chunks hold besides: their backwards come later.
     number, route
@@ -74,6 +83,19 @@ class SingleRank:
     beneath: int = 0
     number: int = 0
     route: int = 0
+    slices: int = 1
+    lead: int = 0
+    last_turn: int = 0
+    longer: int = 0
+
+    @property
+    def turn_back(self) -> int:
+        """L of a sequence's last slice, which is the first of it to turn back."""
+        return max(self.turn, self.last_turn)
+
+    def sequences_of(self, backwards: int) -> int:
+        """The fewest microbatches in the sequences that so many backwards are of: whole ones, rounded up."""
+        return -(-backwards // self.slices) * self.slices
 
     @property
     def work(self) -> int:
@@ -163,4 +185,18 @@ def _visit(costs: Costs, s: int, route: int, columns: Int64) -> SingleRank:
         beneath=sum(least(costs.held_bytes, t) for t in range(s) if ranks[t] == rank),
         number=rank,
         route=route,
+        **(_of_slices(costs, s) if len(costs.problem.placement.routes) == 1 else {}),
     )
+
+
+def _of_slices(costs: Costs, stage: int) -> dict[str, int]:
+    """What is known besides where sequences are in slices."""
+    slices = costs.problem.slices
+    if slices == 1:
+        return {}
+    return {
+        "slices": slices,
+        "lead": lead(costs, stage),
+        "last_turn": int(costs.turn_ns[stage, slices - 1 :: slices].min()),
+        "longer": longer_turns(costs, stage),
+    }

@@ -56,6 +56,7 @@ class Asked:
     microbatch_factors: str | None = None
     forward_only: bool = False
     recompute: bool = False
+    slices: int = 1
 
     def problem(self, profile: Profile, *, placement: str = "linear", memory: str | None = None) -> Problem:
         """Build the problem; `placement` and `memory` stand in where the options are silent."""
@@ -72,6 +73,7 @@ class Asked:
                 self.microbatch_factors, "--microbatch-factors", self.microbatches, "microbatch"
             ),
             forward_only=self.forward_only,
+            slices=self.slices,
             allow=frozenset({"split", "fused"} | ({"recompute"} if self.recompute else set())),
         )
         return with_memory(problem, self.memory if self.memory is not None else memory)
@@ -167,6 +169,11 @@ def _placement(text: str, stages: int, ranks: int | None, chunks: int | None) ->
         chunks = _divided(stages, ranks, "rank")
     if ranks is None:
         ranks = _divided(stages, chunks, "chunk")
+    if text == "bidirectional" and ranks != stages:
+        raise click.UsageError(
+            f"--placement bidirectional has as many stages as ranks, each stage on two of them: the profile has "
+            f"{counted(stages, 'stage')}, --ranks says {ranks}; leave --ranks out, or give a profile of {ranks} stages."
+        )
     if ranks * chunks != stages:
         raise click.UsageError(
             f"the profile has {counted(stages, 'stage')}, but {counted(ranks, 'rank')} with "
@@ -288,6 +295,13 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
         )
         @click.option("--forward-only", is_flag=True, help="Forwards alone, for evaluation and serving.")
         @click.option("--recompute", is_flag=True, help="Forwards may keep a checkpoint alone, and be computed again.")
+        @click.option(
+            "--slices",
+            metavar="K",
+            type=click.IntRange(min=1),
+            default=1,
+            help="Every K microbatches are slices of one sequence; -m counts slices.",
+        )
         @functools.wraps(verb)
         def wrapped(
             *args: Any,
@@ -301,6 +315,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             microbatch_factors: str | None,
             forward_only: bool,
             recompute: bool,
+            slices: int,
             **kwargs: Any,
         ) -> Any:
             asked = Asked(
@@ -314,6 +329,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
                 microbatch_factors=microbatch_factors,
                 forward_only=forward_only,
                 recompute=recompute,
+                slices=slices,
             )
             return verb(*args, asked=asked, **kwargs)
 

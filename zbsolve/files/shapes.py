@@ -84,13 +84,15 @@ class OverrideShape(_Shape, frozen=True, kw_only=True):
     receiver: Whole
     latency_ns: Ns = 0
     bytes_per_second: Bytes | None = None
+    queueing: Literal["link", "sender"] | None = None
 
 
 class LinkShape(_Shape, frozen=True, kw_only=True):
-    """What a transfer between ranks costs; no bytes_per_second means unlimited."""
+    """What a transfer between ranks costs; no bytes_per_second means unlimited, no queueing that none waits."""
 
     latency_ns: Ns = 0
     bytes_per_second: Bytes | None = None
+    queueing: Literal["link", "sender"] | None = None
     overrides: Annotated[list[OverrideShape], Meta(max_length=_MOST_OVERRIDES)] = []
 
 
@@ -150,11 +152,15 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     rank_factors: list[Factor] | UnsetType = UNSET
     microbatch_factors: list[Factor] | UnsetType = UNSET
     forward_only: bool = False
+    slices: Whole = 1
     ends: bool | UnsetType = UNSET
 
 
 class SolverShape(_Shape, frozen=True, kw_only=True):
-    """What the solver claims; the gap is null where the bound is 0. Wall time stands last."""
+    """What the solver claims; the gap is null where the bound is 0. Wall time stands last.
+
+    `lost` tells of pieces of the search whose worker ended or that raised, and is written where there are any.
+    """
 
     status: Literal["optimal", "feasible"]
     objective: Literal["period", "makespan"]
@@ -169,6 +175,7 @@ class SolverShape(_Shape, frozen=True, kw_only=True):
     method: Name
     seed: int
     digest: Name
+    lost: list[Name] | UnsetType = UNSET
     seconds: float
 
 

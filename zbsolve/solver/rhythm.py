@@ -178,7 +178,8 @@ def sizes_worth(problem: Problem) -> tuple[int, ...]:
     assert taken is not None
     stages = placement.stages * len(placement.routes)
     ramps = _RAMPS if stages == placement.ranks else _RAMPS_OF_CHUNKS
-    if problem.forward_only or problem.microbatch_factors or problem.microbatches <= ramps * placement.ranks:
+    differ = problem.microbatch_factors or problem.slices > 1
+    if problem.forward_only or differ or problem.microbatches <= ramps * placement.ranks:
         return ()
     return tuple(
         size

@@ -1,0 +1,48 @@
+"""Which node does each part of the work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zbsolve.errors import OrderError
+from zbsolve.opgraph.kinds import ABSENT, DONE_BY, OPTIMIZER, Int8, Int32
+from zbsolve.ops import Kind, Op
+from zbsolve.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The node that does each part, shape (stages, microbatches); a fused backward does two.
+
+    Of a problem with forwards only the tables of the backward stay empty: -1 everywhere. So is that of
+    what is computed again wherever nothing is.
+    """
+
+    forward: Int32
+    backward_input: Int32
+    backward_weight: Int32
+    recompute: Int32
+
+
+def index_parts(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32) -> Parts:
+    """The tables of parts, each part done exactly once, and computed again at most once."""
+    shape = (problem.placement.stages, problem.microbatches)
+    tables = []
+    kind = np.where(microbatch < 0, OPTIMIZER, kind)  # not of a microbatch
+    for part, codes in DONE_BY:
+        nodes = np.flatnonzero(np.isin(kind, codes))
+        table = np.full(shape, ABSENT, dtype=np.int32)
+        table[stage[nodes], microbatch[nodes]] = nodes
+        done = np.zeros(shape, dtype=np.int64)
+        np.add.at(done, (stage[nodes], microbatch[nodes]), 1)
+        due = np.minimum(done, 1) if part is Kind.RECOMPUTE else part is Kind.FORWARD or not problem.forward_only
+        wrong = np.argwhere(done != due)
+        if len(wrong):
+            s, j = (int(v) for v in wrong[0])
+            times = int(done[s, j])
+            often = "at most" if part is Kind.RECOMPUTE else "exactly"
+            raise OrderError(f"{Op(part, s, j)} must be done {often} once, but is done {times or 'no'} times")
+        tables.append(table)
+    return Parts(*tables)

@@ -384,8 +384,18 @@ def test_numbers_near_the_largest_do_not_overflow():
 def test_several_chunks_and_routes_have_load_and_chain():
     profile = Profile.uniform(4, forward_ns=1, backward_input_ns=2, backward_weight_ns=3, latency_ns=1)
     v = Problem(profile=profile, placement=Placement.v(2), microbatches=5)
-    assert values(v) == {"load": 60, "chain": 4 + 8 + 3 + 4}
+    assert values(v) == {"load": 60, "two-phase": 60, "chain": 4 + 8 + 3 + 4}
     both = Problem(profile=profile, placement=Placement.bidirectional(4), microbatches=3)
     assert values(both)["load"] == 3 * 6
     unused = Problem(profile=profile, placement=Placement.custom([0, 1, 2, 3], [4, 1, 2, 3]), microbatches=1)
     assert lower_bound(replace(unused, objective="makespan")).name in {"chain", "head-tail"}
+
+
+def test_two_phases_of_a_rank_with_two_chunks():
+    profile = Profile.uniform(
+        8, forward_ns=1, backward_input_ns=1, backward_weight_ns=1, activation_bytes=2, backward_weight_bytes=1
+    )
+    v = Problem(profile=profile, placement=Placement.v(4), microbatches=8, memory_limit="0.5x")
+    # four F's fit before the first gradient, which takes 8; back at the top after 7 more, 2 + 4 of them with work
+    assert values(v)["two-phase"] == 48 + (8 - 4) + (7 - 2 - 4)
+    assert values(replace(v, memory_limit="1x"))["two-phase"] == 48

@@ -37,9 +37,9 @@ def refuse_other_operations(timetable: Timetable, known: Container[Kind], tool: 
             op = timed.op
             if op.kind not in known or op.microbatch is None:
                 raise ProblemError(f"{tool} has no word for {op.kind.value} ({op}, rank {rank}); solve without it")
-            if getattr(op, "beside", None) is not None:
+            if op.beside is not None:
                 raise ProblemError(
-                    f"{tool} runs one operation at a time, but rank {rank} runs {op} together with {op.beside}; "  # type: ignore[attr-defined]
+                    f"{tool} runs one operation at a time, but rank {rank} runs {op} together with {op.beside}; "
                     "solve without pairs"
                 )
 

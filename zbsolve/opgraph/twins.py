@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from zbsolve.opgraph.kinds import AGAIN, BW, KINDS, Int8, Int32
+from zbsolve.opgraph.pairs import Beside
 from zbsolve.problem import Problem
 
 
-def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32) -> Int32:
+def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32, beside: Beside) -> Int32:
     """Microbatches alike in route, in costs and in what is fused or computed again share classes of operations.
 
-    What ends the iteration has no twin.
+    What ends the iteration has no twin, and neither has a microbatch of which something runs together with another's.
     """
+    lonely = set(beside.microbatch.tolist()) | set(microbatch[beside.node].tolist())
     form = np.zeros((2, problem.microbatches, problem.placement.stages), dtype=bool)
     for chosen, code in zip(form, (BW, AGAIN), strict=True):
         chosen[microbatch[kind == code], stage[kind == code]] = True
@@ -20,7 +22,8 @@ def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank
     alike = np.zeros(problem.microbatches, dtype=np.int64)
     for j, route in enumerate(problem.route_of or ()):
         costs = tuple(problem.cost(s, j) for s in range(problem.placement.stages))
-        alike[j] = signature.setdefault((route, costs, form[:, j].tobytes()), len(signature))
+        own = j if j in lonely else -1
+        alike[j] = signature.setdefault((route, costs, form[:, j].tobytes(), own), len(signature))
     stages = problem.placement.stages
     key = (alike[microbatch] * len(KINDS) + kind) * stages + stage
     once = microbatch < 0

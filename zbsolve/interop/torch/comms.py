@@ -21,7 +21,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
 from zbsolve.errors import OrderError
-from zbsolve.interop.torch.cells import LETTERS, Cell
+from zbsolve.interop.torch.cells import Cell
 from zbsolve.interop.torch.messages import circle, message_faults
 from zbsolve.lowering import Message, lower
 from zbsolve.ops import Kind, Op
@@ -52,14 +52,19 @@ def comms_rows(timetable: Timetable, number: Sequence[int] | None = None) -> lis
         If the rows are no order of the problem or can never finish.
     """
     rows = [_with_weights(row) for row in in_one_sequence(timetable)]
-    located = [list(enumerate(row)) for row in rows]
+    located = [[(place, half) for place, cell in enumerate(row) for half in cell.halves] for row in rows]
     route = timetable.problem.placement.routes[0]
     fault = next(message_faults(located, route), None) or circle(located, route)
     if fault is not None:  # never, by the argument above
         raise OrderError(f"rank {fault.row}: {fault.message}")
     if number is None:
         return rows
-    return [[Cell(c.stage, c.action, number[c.microbatch] if c.microbatch >= 0 else -1) for c in row] for row in rows]
+
+    def renumbered(cell: Cell) -> Cell:
+        beside = None if cell.beside is None else renumbered(cell.beside)
+        return Cell(cell.stage, cell.action, number[cell.microbatch] if cell.microbatch >= 0 else -1, beside)
+
+    return [list(map(renumbered, row)) for row in rows]
 
 
 def in_one_sequence(timetable: Timetable, *, hand_over: bool = False) -> list[list[Cell]]:
@@ -82,7 +87,7 @@ def in_one_sequence(timetable: Timetable, *, hand_over: bool = False) -> list[li
     def enter(rank: int) -> None:
         if reached[rank] < len(timetable.rows[rank]):
             timed = timetable.rows[rank][reached[rank]]
-            if not missing[timed.op]:
+            if not any(missing[half] for half in timed.op.halves):
                 heapq.heappush(heap, (timed.end_ns, 1, rank))
 
     for rank in range(len(rows)):
@@ -91,11 +96,11 @@ def in_one_sequence(timetable: Timetable, *, hand_over: bool = False) -> list[li
         now, is_operation, which = heapq.heappop(heap)
         if is_operation:
             op = timetable.rows[which][reached[which]].op
-            assert op.microbatch is not None
-            rows[which].append(Cell(op.stage, LETTERS[op.kind], op.microbatch))
+            rows[which].append(Cell.of(op))
             reached[which] += 1
-            for number in outgoing[op]:
-                heapq.heappush(heap, (now, 0, number))
+            for half in op.halves:
+                for number in outgoing[half]:
+                    heapq.heappush(heap, (now, 0, number))
             enter(which)
         else:
             message = messages[which]
@@ -103,7 +108,7 @@ def in_one_sequence(timetable: Timetable, *, hand_over: bool = False) -> list[li
             rows[message.receiver].append(_end(message, "RECV", message.head))
             missing[message.head] -= 1
             row = timetable.rows[message.receiver]
-            if not missing[message.head] and row[reached[message.receiver]].op == message.head:
+            if not missing[message.head] and message.head in row[reached[message.receiver]].op.halves:
                 enter(message.receiver)
     return rows
 

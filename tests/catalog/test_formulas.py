@@ -164,7 +164,6 @@ def test_dualpipe_with_pairs(half, unit, both):
         assert made.order.apart() == baseline(name, apart)
         idle = [made.period_ns - sum(timed.end_ns - timed.start_ns for timed in row) for row in made.rows]
         assert max(idle) == idle[half - 1] == formula
-        assert made.period_ns < simulate(apart, made.order.apart()).period_ns or both == 3 * unit
 
 
 def test_dualpipe_v_is_dualpipe_cut_in_half():

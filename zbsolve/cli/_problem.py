@@ -293,9 +293,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
         )
         @click.option("--forward-only", is_flag=True, help="Forwards alone, for evaluation and serving.")
         @click.option("--recompute", is_flag=True, help="Forwards may keep a checkpoint alone, and be computed again.")
-        @click.option(
-            "--paired", is_flag=True, help="A forward and a backward may run together (overlaps)."
-        )
+        @click.option("--paired", is_flag=True, help="A forward and a backward may run together (overlaps).")
         @functools.wraps(verb)
         def wrapped(
             *args: Any,

@@ -157,8 +157,8 @@ def solve_choosing(
     seed: int,
     start: Order | None,
     on_progress: Callable[[Progress], None] | None,
-) -> Solution:
-    """Solve a problem in which forwards may be computed again.
+) -> tuple[Solution, bool]:
+    """Solve a problem in which forwards may be computed again; and whether that was interrupted.
 
     Raises
     ------
@@ -182,7 +182,7 @@ def solve_choosing(
     if search.best is None:
         raise NothingFound("no timetable was found; give more time, a larger work limit, or a larger memory limit")
     value, timetable, method = search.best
-    return Solution(
+    solution = Solution(
         timetable=timetable,
         metrics=metrics(timetable),
         status="optimal" if value == search.bound.value_ns else "feasible",
@@ -195,3 +195,4 @@ def solve_choosing(
         method=method,
         digest=problem.digest,
     )
+    return solution, search.interrupted

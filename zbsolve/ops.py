@@ -71,6 +71,17 @@ class Op:
         return (Op(self.kind, self.stage, self.microbatch), self.beside)
 
     @property
+    def letters(self) -> str:
+        """The letter of its kind, of a pair both with a plus between them."""
+        return "+".join(half.kind.letter for half in self.halves)
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Kind, stage and microbatch by name; of a pair those of its forward, and `beside` with the other's."""
+        own: dict[str, object] = {"kind": self.kind.value, "stage": self.stage, "microbatch": self.microbatch}
+        return own if self.beside is None else own | {"beside": self.beside.fields}
+
+    @property
     def parts(self) -> tuple[Op, ...]:
         """The elementary operations it does: a fused backward does B and W, a pair those of both, others themselves."""
         if self.beside is not None:

@@ -24,7 +24,6 @@ from decimal import Decimal
 from fractions import Fraction
 
 from zbsolve.problem import Problem
-from zbsolve.profile import StageCost
 
 __all__ = ["shares", "unpaired"]
 
@@ -45,10 +44,10 @@ def unpaired(problem: Problem) -> Problem:
     if "paired" not in problem.allow:
         return problem
     found = {} if problem.forward_only else _overlaps(problem)
-    stages = problem.profile.stages
     if found:
-        forward = _in_proportion(stages, found) if problem.microbatch_factors is not None else _apart(problem, found)
-        stages = _shorter(problem, found, forward)
+        given = _in_proportion(problem, found) if problem.microbatch_factors is not None else _apart(problem, found)
+        problem = _shorter(problem, found, given)
+    stages = problem.profile.stages
     if not any(cost.forward_ns + cost.backward_input_ns + cost.backward_weight_ns for cost in stages):
         # no profile says that nothing takes any time, but 1 ns on ranks that are fast enough comes to nothing
         stages = (replace(stages[0], forward_ns=1), *stages[1:])
@@ -75,8 +74,9 @@ def _overlaps(problem: Problem) -> dict[tuple[int, int], _Together]:
     return found
 
 
-def _backward(problem: Problem, cost: StageCost) -> int:
+def _backward(problem: Problem, stage: int) -> int:
     """The least work of a backward that runs alone."""
+    cost = problem.profile.stages[stage]
     apart = cost.backward_input_ns + cost.backward_weight_ns
     if "fused" not in problem.allow:
         return apart
@@ -88,7 +88,7 @@ def _apart(problem: Problem, found: Mapping[tuple[int, int], _Together]) -> dict
     stages = problem.profile.stages
     saving: dict[tuple[int, int], int] = {}
     for (f, b), together in found.items():
-        whole, weight = stages[f].forward_ns + _backward(problem, stages[b]), stages[b].backward_weight_ns
+        whole, weight = stages[f].forward_ns + _backward(problem, b), stages[b].backward_weight_ns
         taken = [] if together.whole is None else [together.whole]
         taken += [] if together.into is None else [together.into + weight]
         saving[f, b] = max(0, whole - min(taken))
@@ -155,17 +155,19 @@ def shares(saving: list[list[int]]) -> list[int]:
     return [share - min(borne) for share in borne]
 
 
-def _in_proportion(stages: tuple[StageCost, ...], found: Mapping[tuple[int, int], _Together]) -> dict[int, int]:
+def _in_proportion(problem: Problem, found: Mapping[tuple[int, int], _Together]) -> dict[int, int]:
     """What each forward is given where sizes differ: the least part that it has of any pair."""
+    stages = problem.profile.stages
     given = {f: stages[f].forward_ns for f, _ in found}
     for (f, b), together in found.items():
-        for part in _parts(stages[f], stages[b], together):
+        for part in _parts(problem, f, b, together):
             given[f] = min(given[f], int(part * stages[f].forward_ns))
     return given
 
 
-def _parts(forward: StageCost, back: StageCost, together: _Together) -> tuple[Fraction, Fraction]:
+def _parts(problem: Problem, f: int, b: int, together: _Together) -> tuple[Fraction, Fraction]:
     """What part of one after the other the two take together, at most 1, with all of the backward and with B."""
+    forward, back = problem.profile.stages[f], problem.profile.stages[b]
     parts = []
     for taken, gradient in ((together.whole, back.backward_ns), (together.into, back.backward_input_ns)):
         apart = forward.forward_ns + gradient
@@ -173,10 +175,8 @@ def _parts(forward: StageCost, back: StageCost, together: _Together) -> tuple[Fr
     return parts[0], parts[1]
 
 
-def _shorter(
-    problem: Problem, found: Mapping[tuple[int, int], _Together], given: Mapping[int, int]
-) -> tuple[StageCost, ...]:
-    """The stages with forwards of what is given to them, and backwards of what every pair leaves them."""
+def _shorter(problem: Problem, found: Mapping[tuple[int, int], _Together], given: Mapping[int, int]) -> Problem:
+    """The problem with forwards of what is given to them, and backwards of what every pair leaves them."""
     stages, spare = problem.profile.stages, _spare(problem)
     forward = dict(given)
     whole = {b: stages[b].backward_ns for _, b in found}
@@ -186,7 +186,7 @@ def _shorter(
             if taken is not None:
                 forward[f] = max(0, min(forward[f], taken - spare))
         if problem.microbatch_factors is not None:
-            parts = _parts(stages[f], stages[b], together)
+            parts = _parts(problem, f, b, together)
             whole[b] = min(whole[b], int(parts[0] * stages[b].backward_ns))
             into[b] = min(into[b], int(parts[1] * stages[b].backward_input_ns))
     for (f, b), together in found.items():
@@ -207,7 +207,7 @@ def _shorter(
             if d < cost.backward_ns or as_sum:
                 d = max(0, min(d, cost.backward_ns) - spare)
         made.append(replace(cost, forward_ns=f, backward_input_ns=b, backward_ns=d))
-    return tuple(made)
+    return replace(problem, profile=replace(problem.profile, stages=tuple(made)))
 
 
 def _spare(problem: Problem) -> int:

@@ -84,8 +84,7 @@ def explanation_fields(told: Explanation) -> dict[str, object]:
 
 
 def _op(told: Explanation, node: int) -> dict[str, object]:
-    op = told.network.op(node)
-    return {"rank": told.network.rank(node), "kind": op.kind.value, "stage": op.stage, "microbatch": op.microbatch}
+    return {"rank": told.network.rank(node), **told.network.op(node).fields}
 
 
 def _piece(told: Explanation, piece: Idle) -> dict[str, object]:

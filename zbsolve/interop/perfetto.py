@@ -19,6 +19,7 @@ import heapq
 import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from zbsolve.disk import write_atomic
 from zbsolve.errors import OrderError
 from zbsolve.metrics import memory_curve
 from zbsolve.opgraph import OpGraph
+from zbsolve.opgraph.pairs import handed
 from zbsolve.ops import Op
 from zbsolve.timetable import TimedOp, Timetable
 from zbsolve.trace import Trace
@@ -112,13 +114,15 @@ def perfetto_bytes(timetable: Timetable, measured: Trace | Timetable | None = No
 def _planned(graph: OpGraph, timetable: Timetable) -> list[_Passing]:
     """Every message between two ranks; it takes the lag of its arc."""
     rank = graph.rank.tolist()
-    end = {timed.op: timed.end_ns for row in timetable.rows for timed in row}
+    end = {op: timed.end_ns for row in timetable.rows for timed in row for op in timed.op.halves}
+    before: Counter[tuple[int, int]] = Counter()
     columns = (a.tolist() for a in (graph.arc_tail, graph.arc_head, graph.arc_lag_ns, graph.arc_bytes))
     found = []
     for tail, head, lag, size in zip(*columns, strict=True):
         if size >= 0 and rank[tail] != rank[head]:
-            op = graph.op(tail)
-            found.append(_Passing(op, graph.op(head), rank[tail], rank[head], end[op], end[op] + lag))
+            gives, needs = handed(graph.op(tail), graph.op(head))[before[tail, head]]
+            before[tail, head] += 1
+            found.append(_Passing(gives, needs, rank[tail], rank[head], end[gives], end[gives] + lag))
     return found
 
 
@@ -164,7 +168,7 @@ class _Run:
                     continue
                 yield _slice(process, thread, piece)
                 if timed is not None:
-                    where[timed.op] = process, thread, timed
+                    where.update(dict.fromkeys(timed.op.halves, (process, thread, timed)))
             for time_ns, size in memory[rank]:
                 yield _event("C", "memory", process, 0, time_ns, args={"bytes": size})
         for arrow, message in enumerate(self.passing, start=1):
@@ -205,9 +209,7 @@ class _Run:
 def _operation(timed: TimedOp, plan: TimedOp | None) -> _Slice:
     op = timed.op
     args: dict[str, object] = {
-        "kind": op.kind.value,
-        "stage": op.stage,
-        "microbatch": op.microbatch,
+        **op.fields,
         "start_ns": timed.start_ns,
         "duration_ns": timed.end_ns - timed.start_ns,
     }

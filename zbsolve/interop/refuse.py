@@ -40,8 +40,9 @@ def refuse_other_operations(timetable: Timetable, known: Container[Kind], tool: 
             if op.kind not in known or op.microbatch is None:
                 raise ProblemError(f"{tool} has no word for {op.kind.value} ({op}, rank {rank}); solve without it")
             if op.beside is not None and not paired:
+                forward, back = op.halves
                 raise ProblemError(
-                    f"{tool} runs one operation at a time, but rank {rank} runs {op} together with {op.beside}; "
+                    f"{tool} runs one operation at a time, but rank {rank} runs {forward} together with {back}; "
                     "solve without pairs"
                 )
 

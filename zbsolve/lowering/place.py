@@ -23,6 +23,7 @@ from zbsolve.check import violations
 from zbsolve.errors import OrderError
 from zbsolve.lowering.actions import Action, Buffers, Do, Lowered, Message
 from zbsolve.opgraph import KINDS, OpGraph
+from zbsolve.opgraph.pairs import handed
 from zbsolve.ops import Kind, Op
 from zbsolve.timetable import Timetable
 
@@ -173,26 +174,13 @@ def _crossings(plan: _Plan) -> list[_Crossing]:
     before: Counter[tuple[int, int]] = Counter()
     for tail, head, size in zip(*columns, strict=True):
         if size >= 0 and tail in place and head in place:
-            handed = _handed(plan.ops[tail], plan.ops[head])
+            possible = handed(plan.ops[tail], plan.ops[head])
             at = before[tail, head]
-            if at < len(handed):  # else one of a backward, which is left out
+            if at < len(possible):  # else one of a backward, which is left out
                 before[tail, head] += 1
-                found.append(_Crossing(tail, head, *handed[at], size, place[tail], place[head]))
+                found.append(_Crossing(tail, head, *possible[at], size, place[tail], place[head]))
     found.sort(key=lambda c: (plan.sequence[c.tail], plan.sequence[c.head]))
     return found
-
-
-def _handed(tail: Op, head: Op) -> list[tuple[Op, Op]]:
-    """Which half of one node hands something to which half of another; an output ahead of a gradient, as arcs are."""
-    if tail.beside is None and head.beside is None:
-        return [(tail, head)]
-    return [
-        (gives, needs)
-        for gives, needs in itertools.product(tail.halves, head.halves)
-        if gives.microbatch == needs.microbatch
-        and (gives.kind is Kind.FORWARD) == (needs.kind is Kind.FORWARD)
-        and needs.stage - gives.stage == (1 if needs.kind is Kind.FORWARD else -1)
-    ]
 
 
 def _cell(op: Op) -> tuple[int, int | None]:

@@ -14,6 +14,7 @@ what both take at theirs, at its end it frees what both free.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from zbsolve.units import MAX_AMOUNT
 if TYPE_CHECKING:
     from zbsolve.problem import Problem
 
-__all__ = ["Beside", "key_of", "no_pairs", "paired_with", "with_pairs"]
+__all__ = ["Beside", "handed", "key_of", "no_pairs", "paired_with", "with_pairs"]
 
 BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 
@@ -132,6 +133,19 @@ def with_pairs(
         if together is not None:
             duration[node] = together
     return duration, start, end
+
+
+def handed(tail: Op, head: Op) -> list[tuple[Op, Op]]:
+    """Which half of one node hands something to which half of another; an output ahead of a gradient, as arcs are."""
+    if tail.beside is None and head.beside is None:
+        return [(tail, head)]
+    return [
+        (gives, needs)
+        for gives, needs in itertools.product(tail.halves, head.halves)
+        if gives.microbatch == needs.microbatch
+        and (gives.kind is Kind.FORWARD) == (needs.kind is Kind.FORWARD)
+        and needs.stage - gives.stage == (1 if needs.kind is Kind.FORWARD else -1)
+    ]
 
 
 def key_of(op: Op) -> tuple[int, int, int]:

@@ -122,11 +122,11 @@ def _with_weights(row: Sequence[Cell]) -> list[Cell]:
     """The row with weights gathered ahead of their use and dropped after it, and gradients reduced when complete."""
     uses: dict[int, deque[int]] = defaultdict(deque)
     last_gradient: dict[int, int] = {}
-    for at, cell in enumerate(row):
-        if cell.kind is not None:
-            uses[cell.stage].append(at)
-            if cell.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
-                last_gradient[cell.stage] = at
+    for at, half in ((at, half) for at, cell in enumerate(row) for half in cell.halves):
+        if half.kind is not None:
+            uses[half.stage].append(at)
+            if half.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+                last_gradient[half.stage] = at
     made: list[Cell] = []
     gathered: list[int] = []
     complete: list[Cell] = []
@@ -139,10 +139,12 @@ def _with_weights(row: Sequence[Cell]) -> list[Cell]:
             made += [Cell(stage, "RESHARD", -1) for stage in gathered if stage not in wanted]
             made += [Cell(stage, "UNSHARD", -1) for stage in wanted if stage not in gathered]
             gathered = [stage for stage in gathered if stage in wanted] + [s for s in wanted if s not in gathered]
-            uses[cell.stage].popleft()
+            for half in cell.halves:
+                uses[half.stage].popleft()
         made.append(cell)
-        if last_gradient.get(cell.stage) == at:
-            complete = [Cell(cell.stage, "REDUCE_GRAD", -1)]
+        for half in cell.halves:
+            if last_gradient.get(half.stage) == at:
+                complete = [Cell(half.stage, "REDUCE_GRAD", -1)]
     return [*made, *complete, *(Cell(stage, "RESHARD", -1) for stage in gathered)]
 
 

@@ -70,6 +70,10 @@ def factors(count: int) -> st.SearchStrategy[tuple[str, ...] | None]:
     return st.one_of(st.none(), st.none(), some)
 
 
+def _divisors(number: int) -> list[int]:
+    return [k for k in range(1, number + 1) if number % k == 0]
+
+
 @st.composite
 def overlaps_of(draw: st.DrawFn, where: Placement) -> tuple[Overlap, ...]:
     """Some pairs of stages that share a rank, and what they take together: less than one of them, or more than both."""
@@ -98,10 +102,12 @@ def problems(
     variants: bool = False,
     recompute: bool = False,
     paired: bool = False,
+    queueing: bool = False,
 ) -> Problem:
     """Problems on any placement, without a memory limit unless `limits`; with `variants` some are no plain training.
 
-    With `recompute` all allow it; with `paired` all let operations run together, in any time.
+    With `recompute` all allow it; with `paired` all let operations run together, in any time; with `queueing` transfers
+    wait for each other on some links, and all are slow.
     """
     where = draw(placement if placement is not None else placements())
     ends = variants and draw(st.booleans())
@@ -109,17 +115,25 @@ def problems(
     stages = tuple(draw(st.lists(stage_costs(ends=ends, again=again), min_size=where.stages, max_size=where.stages)))
     pairs = [(a, b) for a in range(where.ranks) for b in range(where.ranks) if a != b]
     special = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2)) if pairs else []
-    bandwidth = st.one_of(st.none(), st.integers(10**8, 10**10))
+    bandwidth = st.integers(10**8, 2 * 10**9) if queueing else st.one_of(st.none(), st.integers(10**8, 10**10))
+    queue = st.sampled_from(["link", "link", "sender", None]) if queueing else st.none()
     link = Link(
         latency_ns=draw(st.integers(0, 5)),
         bytes_per_second=draw(bandwidth),
         overrides=tuple(
-            LinkOverride(sender=a, receiver=b, latency_ns=draw(st.integers(0, 9)), bytes_per_second=draw(bandwidth))
+            LinkOverride(
+                sender=a,
+                receiver=b,
+                latency_ns=draw(st.integers(0, 9)),
+                bytes_per_second=draw(bandwidth),
+                queueing=draw(queue),
+            )
             for a, b in special
         ),
+        queueing=draw(queue),
     )
     microbatches = draw(st.integers(1, most_microbatches))
-    together = paired or (variants and draw(st.integers(0, 2)) == 0)
+    together = not link.queues and (paired or (variants and draw(st.integers(0, 2)) == 0))
     overlaps = draw(overlaps_of(where)) if together else ()
     limit = draw(st.sampled_from(["0.5x", "0.75x", "1x", "1.5x", "2x"])) if limits else None
     return Problem(
@@ -132,6 +146,7 @@ def problems(
         microbatch_factors=draw(factors(microbatches)),
         allow=frozenset({"split", "fused"} | ({"recompute"} if again else set()) | ({"paired"} if together else set())),
         forward_only=variants and draw(st.integers(0, 4)) == 0,
+        slices=draw(st.sampled_from(_divisors(microbatches))) if variants else 1,
     )
 
 
@@ -158,13 +173,16 @@ def random_order(problem: Problem, seed: int, *, fused: float = 0.3) -> Order:
 
     def needs(op: Op) -> list[Op]:
         if op.kind is Kind.FORWARD:
-            return [Op(Kind.FORWARD, op.stage - 1, op.microbatch)] if op.stage else []
+            before = [Op(Kind.FORWARD, op.stage, op.microbatch - 1)] if op.microbatch % problem.slices else []
+            return before + ([Op(Kind.FORWARD, op.stage - 1, op.microbatch)] if op.stage else [])
         if op.kind is Kind.BACKWARD_WEIGHT:
             return [Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch)]
         if op.kind is Kind.RECOMPUTE:
             return [Op(Kind.FORWARD, op.stage, op.microbatch)]
         after = [] if op.stage == last else [Op(Kind.BACKWARD_INPUT, op.stage + 1, op.microbatch)]
         after += again & {Op(Kind.RECOMPUTE, op.stage, op.microbatch)}
+        if (op.microbatch + 1) % problem.slices:
+            after.append(Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch + 1))
         return [Op(Kind.FORWARD, op.stage, op.microbatch), *after]
 
     def complete(rank: int, op: Op) -> bool:

@@ -22,7 +22,7 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Overlap, Profile, StageCost
+from zbsolve.profile import Link, Overlap, Profile, StageCost
 from zbsolve.simulate import simulate
 from zbsolve.timetable import Order, TimedOp, Timetable
 
@@ -181,6 +181,13 @@ def test_pairs_have_to_be_allowed():
     assert codes(split, order(GOOD)) == {"not_allowed"}
     with pytest.raises(ProblemError, match="at least one of fused and split"):
         problem(allow=frozenset({"paired"}))
+
+
+def test_pairs_and_queueing_links_are_not_asked_together():
+    link = Link(bytes_per_second=10**9, queueing="link")
+    profile = replace(problem(Placement.linear(2)).profile, link=link)
+    with pytest.raises(ProblemError, match="have no turn"):
+        Problem(profile=profile, placement=Placement.linear(2), microbatches=2, allow=PAIRED)
 
 
 def test_both_halves_belong_on_the_rank():

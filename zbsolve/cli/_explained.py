@@ -84,7 +84,10 @@ def explanation_fields(told: Explanation) -> dict[str, object]:
 
 
 def _op(told: Explanation, node: int) -> dict[str, object]:
-    return {"rank": told.network.rank(node), **told.network.op(node).fields}
+    fields: dict[str, object] = {"rank": told.network.rank(node), **told.network.op(node).fields}
+    if told.network.transfer(node) is not None:
+        fields["link"] = told.network.link(node)
+    return fields
 
 
 def _piece(told: Explanation, piece: Idle) -> dict[str, object]:

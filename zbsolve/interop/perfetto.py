@@ -31,6 +31,7 @@ from zbsolve.opgraph.pairs import handed
 from zbsolve.ops import Op
 from zbsolve.timetable import TimedOp, Timetable
 from zbsolve.trace import Trace
+from zbsolve.transfers import queued_transfers
 from zbsolve.units import format_bytes
 
 __all__ = ["perfetto_bytes", "write_perfetto"]
@@ -112,7 +113,11 @@ def perfetto_bytes(timetable: Timetable, measured: Trace | Timetable | None = No
 
 
 def _planned(graph: OpGraph, timetable: Timetable) -> list[_Passing]:
-    """Every message between two ranks; it takes the lag of its arc."""
+    """Every message between two ranks; it takes the lag of its arc, and where transfers queue, sets out in its turn."""
+    problem = timetable.problem
+    period = timetable.period_ns if problem.objective == "period" else None
+    lines = queued_transfers(problem, timetable.rows, period_ns=period).values()
+    queued = {(sent.tail, sent.head): sent for line in lines for sent in line}
     rank = graph.rank.tolist()
     end = {op: timed.end_ns for row in timetable.rows for timed in row for op in timed.op.halves}
     before: Counter[tuple[int, int]] = Counter()
@@ -122,7 +127,9 @@ def _planned(graph: OpGraph, timetable: Timetable) -> list[_Passing]:
         if size >= 0 and rank[tail] != rank[head]:
             gives, needs = handed(graph.op(tail), graph.op(head))[before[tail, head]]
             before[tail, head] += 1
-            found.append(_Passing(gives, needs, rank[tail], rank[head], end[gives], end[gives] + lag))
+            sent = queued.get((gives, needs))
+            times = (end[gives], end[gives] + lag) if sent is None else (sent.start_ns, sent.arrival_ns)
+            found.append(_Passing(gives, needs, rank[tail], rank[head], *times))
     return found
 
 

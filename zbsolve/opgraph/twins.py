@@ -12,7 +12,9 @@ from zbsolve.problem import Problem
 def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32, beside: Beside) -> Int32:
     """Microbatches alike in route, in costs and in what is fused or computed again share classes of operations.
 
-    What ends the iteration has no twin, and neither has a microbatch of which something runs together with another's.
+    Of sequences in slices whole ones are alike, and share a class for each place in them: giving every class
+    out in turn keeps the slices of a sequence one behind the other only if all its places change together.
+    What ends the iteration has no twin, and neither has a sequence of which something runs together with another's.
     """
     lonely = set(beside.microbatch.tolist()) | set(microbatch[beside.node].tolist())
     form = np.zeros((2, problem.microbatches, problem.placement.stages), dtype=bool)
@@ -20,10 +22,13 @@ def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank
         chosen[microbatch[kind == code], stage[kind == code]] = True
     signature: dict[tuple[object, ...], int] = {}
     alike = np.zeros(problem.microbatches, dtype=np.int64)
-    for j, route in enumerate(problem.route_of or ()):
-        costs = tuple(problem.cost(s, j) for s in range(problem.placement.stages))
-        own = j if j in lonely else -1
-        alike[j] = signature.setdefault((route, costs, form[:, j].tobytes(), own), len(signature))
+    for first in range(0, problem.microbatches, problem.slices):
+        run = slice(first, first + problem.slices)
+        costs = tuple(problem.cost(s, j) for j in range(run.start, run.stop) for s in range(problem.placement.stages))
+        route = (problem.route_of or ())[first]
+        own = first if lonely & set(range(run.start, run.stop)) else -1
+        number = signature.setdefault((route, costs, form[:, run].tobytes(), own), len(signature))
+        alike[run] = number * problem.slices + np.arange(problem.slices)
     stages = problem.placement.stages
     key = (alike[microbatch] * len(KINDS) + kind) * stages + stage
     once = microbatch < 0

@@ -138,6 +138,7 @@ class SplitStage:
         split: bool = True,
         finish: Callable[[Any], Any] | None = None,
         checkpoint: bool = False,
+        call: Callable[..., Any] | None = None,
     ) -> tuple[Any, ...]:
         """Run the module on one microbatch.
 
@@ -158,6 +159,8 @@ class SplitStage:
             Applied to what the module returned, within the same graph: the loss of the last stage.
         checkpoint
             Keep the inputs alone; `recompute` then comes before the backward.
+        call
+            Called in the module's place: it calls the module with what it makes of the inputs.
 
         Returns
         -------
@@ -174,7 +177,7 @@ class SplitStage:
             raise RunError(f"{self.name}: forward of {key!r}, which is in flight already")
         wanted = self._wanted(inputs, requires_grad)
         if checkpoint:
-            return self._keep_inputs_alone(key, inputs, keywords, wanted, split, finish)
+            return self._keep_inputs_alone(key, Checkpoint(inputs, keywords, wanted, split, finish, call))
         self._positions = positions_of(inputs)
         # what other stages hold, too, is summed use by use
         queue = WeightQueue() if split or self.share is not None else None
@@ -185,7 +188,7 @@ class SplitStage:
             with torch.enable_grad(), self._watched():
                 entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
                 named = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in (keywords or {}).items()}
-                result = self.module(*entered, **named)
+                result = (call or self.module)(*entered, **named)
                 if finish is not None:
                     result = finish(result)
         finally:
@@ -206,21 +209,14 @@ class SplitStage:
     def _keep_inputs_alone(
         self,
         key: Hashable,
-        inputs: tuple[Any, ...],
-        keywords: Mapping[str, Any] | None,
-        wanted: list[bool],
-        split: bool,
-        finish: Callable[[Any], Any] | None,
+        kept: Checkpoint,
     ) -> tuple[Any, ...]:
         if self._forwards.sharded:
             raise RunError(f"{self.name} is sharded by FSDP and cannot be computed again; solve without recomputation")
         with DRAWING:
-            kept = Checkpoint(inputs, keywords, wanted, split, finish)
             before = kept.versions()
             with nothing_saved(self.name):
-                outputs = self.forward(
-                    key, *inputs, keywords=keywords, requires_grad=wanted, split=False, finish=finish
-                )
+                outputs = self._run_kept(key, kept, split=False)
         del self._flights[key]
         if kept.versions() != before:
             raise RunError(
@@ -242,14 +238,18 @@ class SplitStage:
         if kept is None:
             raise RunError(f"{self.name}: recompute of {key!r}, whose forward has not kept a checkpoint")
         with DRAWING, kept.drawn_again(), as_before(self.module):
-            self.forward(
-                key,
-                *kept.inputs,
-                keywords=kept.keywords,
-                requires_grad=kept.wanted,
-                split=kept.split,
-                finish=kept.finish,
-            )
+            self._run_kept(key, kept, split=kept.split)
+
+    def _run_kept(self, key: Hashable, kept: Checkpoint, *, split: bool) -> tuple[Any, ...]:
+        return self.forward(
+            key,
+            *kept.inputs,
+            keywords=kept.keywords,
+            requires_grad=kept.wanted,
+            split=split,
+            finish=kept.finish,
+            call=kept.call,
+        )
 
     def _wanted(self, inputs: Sequence[Any], requires_grad: Sequence[bool] | None) -> list[bool]:
         if requires_grad is None:

@@ -34,7 +34,7 @@ def test_baseline_compare_and_solve_take_pairs(tmp_path):
     assert solved["lower_bound_ns"] <= solved["period_ns"]
     assert "paired" in read_timetable(out).problem.allow
     assert call("check", str(out)).exit_code == 0
-    assert "pairs" in call("draw", str(out)).output or solved["paired"] == 0
+    assert "each has half" in call("draw", str(out)).output or solved["paired"] == 0
 
 
 def test_pairs_go_to_torch_and_back(tmp_path):

@@ -68,6 +68,7 @@ class _Pairing:
         self.bound = lower_bound(problem)
         self.met: list[tuple[int, Order, str]] = []
         self.interrupted = False
+        self.lost: tuple[str, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -120,6 +121,7 @@ class _Pairing:
         seconds = min(max(self.left(), 0.05), self.limits.seconds * share if steps is None else max(self.left(), 0.05))
         with contextlib.suppress(NothingFound, Infeasible):
             solution, self.interrupted = inner(asked, seconds=seconds, steps=steps, start=start, on_progress=None)
+            self.lost += solution.lost
             if proves:
                 self.prove(Bound(solution.lower_bound_ns, solution.bound))
             self.offer(solution.timetable.order, solution.method)
@@ -202,4 +204,5 @@ def solve_paired(
         seed=seed,
         method=method,
         digest=problem.digest,
+        lost=search.lost,
     )

@@ -185,15 +185,3 @@ def test_sequences_in_slices(profile, tmp_path):
         call(verb, str(path))
     call("report", str(path), "-o", str(tmp_path / "r.html"))
     assert "2 sequences of 2 slices" in (tmp_path / "r.html").read_text()
-
-
-def test_forwards_only(profile, tmp_path):
-    path = tmp_path / "t.json"
-    made = call_json("solve", profile, "-m", "3", "--forward-only", "--time-limit", "5", "-o", str(path))
-    assert (made["status"], made["period_ns"]) == ("optimal", 3000)
-    assert call_json("check", str(path), "--bound")["ok"]
-    assert call_json("baseline", "forward-only", profile, "-m", "3")["digest"] == made["digest"]
-    shown = call_json("compare", profile, "-m", "3", "--forward-only", "--time-limit", "5")
-    assert [row["schedule"] for row in shown["rows"]] == ["forward-only", "solved"]
-    assert "use forward-only" in call("baseline", "1f1b", profile, "-m", "3", "--forward-only", code=2).stderr
-    call("draw", str(path))

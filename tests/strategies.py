@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Link, LinkOverride, Profile, StageCost
+from zbsolve.profile import Link, LinkOverride, Overlap, Profile, StageCost
 from zbsolve.timetable import Order
 
 
@@ -75,6 +75,23 @@ def _divisors(number: int) -> list[int]:
 
 
 @st.composite
+def overlaps_of(draw: st.DrawFn, where: Placement) -> tuple[Overlap, ...]:
+    """Some pairs of stages that share a rank, and what they take together: less than one of them, or more than both."""
+    pairs = {(a, b) for r in range(where.ranks) for a in where.stages_of(r) for b in where.stages_of(r)}
+    chosen = draw(st.lists(st.sampled_from(sorted(pairs)), unique=True, max_size=6))
+    ns = st.integers(1, 50)
+    return tuple(
+        Overlap(
+            forward_stage=forward,
+            backward_stage=back,
+            forward_backward_overlap_ns=draw(ns),
+            forward_backward_input_overlap_ns=draw(st.none() | ns),
+        )
+        for forward, back in chosen
+    )
+
+
+@st.composite
 def problems(
     draw: st.DrawFn,
     *,
@@ -84,11 +101,13 @@ def problems(
     objective: str | None = None,
     variants: bool = False,
     recompute: bool = False,
+    paired: bool = False,
     queueing: bool = False,
 ) -> Problem:
     """Problems on any placement, without a memory limit unless `limits`; with `variants` some are no plain training.
 
-    With `recompute` all allow it; with `queueing` transfers wait for each other on some links, and all are slow.
+    With `recompute` all allow it; with `paired` all let operations run together, in any time; with `queueing` transfers
+    wait for each other on some links, and all are slow.
     """
     where = draw(placement if placement is not None else placements())
     ends = variants and draw(st.booleans())
@@ -114,16 +133,18 @@ def problems(
         queueing=draw(queue),
     )
     microbatches = draw(st.integers(1, most_microbatches))
+    together = not link.queues and (paired or (variants and draw(st.integers(0, 2)) == 0))
+    overlaps = draw(overlaps_of(where)) if together else ()
     limit = draw(st.sampled_from(["0.5x", "0.75x", "1x", "1.5x", "2x"])) if limits else None
     return Problem(
-        profile=Profile(stages=stages, link=link),
+        profile=Profile(stages=stages, link=link, overlaps=overlaps),
         placement=where,
         microbatches=microbatches,
         memory_limit=limit,
         objective=objective or draw(st.sampled_from(["period", "makespan"])),
         rank_factors=draw(factors(where.ranks)),
         microbatch_factors=draw(factors(microbatches)),
-        allow=frozenset({"split", "fused"} | ({"recompute"} if again else set())),
+        allow=frozenset({"split", "fused"} | ({"recompute"} if again else set()) | ({"paired"} if together else set())),
         forward_only=variants and draw(st.integers(0, 4)) == 0,
         slices=draw(st.sampled_from(_divisors(microbatches))) if variants else 1,
     )
@@ -182,6 +203,20 @@ def random_order(problem: Problem, seed: int, *, fused: float = 0.3) -> Order:
         if not ready:
             continue
         rank, op = rng.choice(ready)
+        if "paired" in problem.allow and op.kind is Kind.FORWARD:
+            others = [
+                other
+                for r, other in ready
+                if r == rank
+                and other.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT)
+                and other.microbatch != op.microbatch
+            ]
+            if others and rng.random() < 0.7:
+                beside = rng.choice(others)
+                waiting.remove(op)
+                waiting.remove(beside)
+                op = Op(op.kind, op.stage, op.microbatch, beside)
+                waiting.append(op)
         if op.microbatch is None:
             ends.remove((rank, op))
             done.add((rank, op))

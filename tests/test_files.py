@@ -364,7 +364,7 @@ DELETE = object()
         (["problem"], DELETE, "at $: the field 'problem' is missing"),
         (["ranks"], DELETE, "at $: the field 'ranks' is missing"),
         (["ranks"], [[]], "at $.ranks: the placement has 2 ranks, but there are 1 rows"),
-        (["ranks", 1, 3], ["forward", 1, 0, 5], "at $.ranks[1][3]: expected a list of length 5, got 4"),
+        (["ranks", 1, 3], ["forward", 1, 0, 5], "at $.ranks[1][3]: expected a list of at least 5 elements, got 4"),
         (["ranks", 1, 3, 0], "fwd", "at $.ranks[1][3][0]: 'fwd' is not one of the words allowed here"),
         (["ranks", 1, 3, 1], 2, "at $.ranks[1][3][1]: the problem has 2 stages, numbered from 0; got 2"),
         (["ranks", 1, 3, 2], 2, "at $.ranks[1][3][2]: the problem has 2 microbatches, numbered from 0; got 2"),

@@ -37,7 +37,7 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Link, LinkOverride, Profile, ProfileSource, StageCost, StageSpread
+from zbsolve.profile import Link, LinkOverride, Overlap, Profile, ProfileSource, StageCost, StageSpread
 from zbsolve.simulate import simulate
 from zbsolve.solution import Bound, Metrics, Solution
 from zbsolve.solver import Progress, solve
@@ -67,6 +67,7 @@ __all__ = [
     "OpGraph",
     "Order",
     "OrderError",
+    "Overlap",
     "Placement",
     "Problem",
     "Profile",

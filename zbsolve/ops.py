@@ -53,15 +53,39 @@ class Op:
         The stage it does it for, from 0.
     microbatch
         The microbatch it does it with, from 0; None for operations of the whole iteration.
+    beside
+        What runs together with it, in one go: with a forward the `backward` or `backward_input` of another
+        microbatch on the same rank. The *pair* starts when both could, and both are done at its end.
     """
 
     kind: Kind
     stage: int
     microbatch: int | None
+    beside: Op | None = None
+
+    @property
+    def halves(self) -> tuple[Op, ...]:
+        """The two operations of a pair, each by itself; any other operation alone."""
+        if self.beside is None:
+            return (self,)
+        return (Op(self.kind, self.stage, self.microbatch), self.beside)
+
+    @property
+    def letters(self) -> str:
+        """The letter of its kind, of a pair both with a plus between them."""
+        return "+".join(half.kind.letter for half in self.halves)
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Kind, stage and microbatch by name; of a pair those of its forward, and `beside` with the other's."""
+        own: dict[str, object] = {"kind": self.kind.value, "stage": self.stage, "microbatch": self.microbatch}
+        return own if self.beside is None else own | {"beside": self.beside.fields}
 
     @property
     def parts(self) -> tuple[Op, ...]:
-        """The elementary operations it does: a fused backward does B and W, others themselves."""
+        """The elementary operations it does: a fused backward does B and W, a pair those of both, others themselves."""
+        if self.beside is not None:
+            return tuple(part for half in self.halves for part in half.parts)
         if self.kind is Kind.BACKWARD:
             return (
                 Op(Kind.BACKWARD_INPUT, self.stage, self.microbatch),
@@ -70,6 +94,9 @@ class Op:
         return (self,)
 
     def __str__(self) -> str:
+        if self.beside is not None:
+            alone, beside = self.halves
+            return f"{alone} with {beside}"
         if self.kind.of_iteration and self.microbatch is None:
             return f"{self.kind.value.replace('_', ' ')} of stage {self.stage}"
         microbatch = "" if self.microbatch is None else self.microbatch

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from zbsolve.errors import ProblemError, ProfileError
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
-from zbsolve.profile import Link, Profile, StageCost
+from zbsolve.profile import Link, Overlap, Profile, StageCost
 from zbsolve.units import MAX_AMOUNT, counted, parse_bytes, parse_factor, scaled, whole_amount
 
 __all__ = ["Factor", "Limit", "Objective", "Problem"]
@@ -30,7 +30,7 @@ MAX_OPERATIONS = 4_000_000
 
 _TIMES = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*x\s*", re.ASCII)
 _BACKWARDS = frozenset({"split", "fused"})
-_CHOICES = _BACKWARDS | {"recompute"}
+_CHOICES = _BACKWARDS | {"recompute", "paired"}
 
 _TIMES_OF_COMPUTE = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns", "recompute_ns")
 _BYTES_OF_A_MICROBATCH = (
@@ -62,7 +62,8 @@ class Problem:
         ``"period"`` (iterations repeat with no barrier) or ``"makespan"``.
     allow
         What an order may choose: ``"split"`` (B and W apart), ``"fused"`` (B and W as one), and, besides at least one
-        of these, ``"recompute"`` (a forward keeps a checkpoint alone and is computed again before its backward).
+        of these, ``"recompute"`` (a forward keeps a checkpoint alone and is computed again before its backward) and
+        ``"paired"`` (a forward and a backward of another microbatch run together, see `Op.beside`).
     route_of
         The route of each microbatch; default in turn.
     rank_factors
@@ -108,6 +109,7 @@ class Problem:
     _costs: dict[tuple[int, int, Factor], StageCost] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
+    _overlaps: dict[tuple[int, int], Overlap] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         stages, ranks, routes = len(self.profile.stages), self.placement.ranks, len(self.placement.routes)
@@ -165,6 +167,11 @@ class Problem:
                     f"the profile has a link from rank {override.sender} to rank {override.receiver}, "
                     f"but the placement has only {counted(ranks, 'rank')}"
                 )
+        if "paired" in self.allow and self.profile.link.queues:
+            raise ProblemError(
+                "what runs together hands two tensors on at one moment, and links on which transfers queue "
+                "have no turn for that; allow no pairs, or take links without queueing"
+            )
         limit = self.memory_limit
         if isinstance(limit, Sequence) and not isinstance(limit, str):
             object.__setattr__(self, "memory_limit", limit := tuple(limit))
@@ -233,6 +240,31 @@ class Problem:
             known = self._costs[stage, rank, size] = _scaled_cost(cost, stage, Fraction(slowness), Fraction(size))
         return known
 
+    def overlap_ns(self, pair: Op) -> int | None:
+        """What the two operations of a pair take together; None where the profile does not say.
+
+        The measured duration times the factor of the rank and, where microbatches differ in size, times the share
+        that the two at their sizes have of the two at the profile's: so a pair saves the same part of what it would
+        take one after the other. Multiplied exactly and rounded to whole ns, half up.
+        """
+        measured = self._measured_overlap(pair)
+        if measured is None:
+            return None
+        taken = scaled(measured, self._factor(pair))
+        if taken > MAX_AMOUNT:
+            raise ProblemError(f"{pair}, scaled by its factors, takes more than 2^62 ns")
+        return taken
+
+    def _measured_overlap(self, pair: Op) -> int | None:
+        assert pair.beside is not None
+        if not self._overlaps:
+            self._overlaps.update({(o.forward_stage, o.backward_stage): o for o in self.profile.overlaps})
+        found = self._overlaps.get((pair.stage, pair.beside.stage))
+        if found is None:
+            return None
+        whole = pair.beside.kind is Kind.BACKWARD
+        return found.forward_backward_overlap_ns if whole else found.forward_backward_input_overlap_ns
+
     def position(self, microbatch: int) -> int:
         """Which slice of its sequence a microbatch is, from 0."""
         return microbatch % self.slices
@@ -247,10 +279,21 @@ class Problem:
 
     def factor(self, op: Op) -> float:
         """How many times as long as the profile says an operation takes, for reading measured times."""
+        return float(self._factor(op))
+
+    def _factor(self, op: Op) -> Fraction:
         assert op.microbatch is not None
-        slowness = 1 if self.rank_factors is None else self.rank_factors[self.rank_of(op)]
-        size = 1 if self.microbatch_factors is None else self.microbatch_factors[op.microbatch]
-        return float(Fraction(slowness) * Fraction(size))
+        slowness = Fraction(1 if self.rank_factors is None else self.rank_factors[self.rank_of(op)])
+        if self.microbatch_factors is None:
+            return slowness
+        sizes = [Fraction(self.microbatch_factors[half.microbatch or 0]) for half in op.halves]
+        if op.beside is None:
+            return slowness * sizes[0]
+        whole = op.beside.kind is Kind.BACKWARD
+        forward, back = self.profile.stages[op.stage].forward_ns, self.profile.stages[op.beside.stage]
+        parts = (forward, back.backward_ns if whole else back.backward_input_ns)
+        weights = parts if any(parts) else (1, 1)  # two that take no time count alike
+        return slowness * (weights[0] * sizes[0] + weights[1] * sizes[1]) / sum(weights)
 
     def rank_of(self, op: Op) -> int:
         """The rank that runs an operation."""
@@ -319,6 +362,8 @@ class Problem:
             chosen["slices"] = self.slices
         if self.has_ends:
             chosen["ends"] = True
+        if "paired" in self.allow and self.profile.overlaps:
+            chosen["overlaps"] = sorted(list(astuple(overlap)) for overlap in self.profile.overlaps)
         content += [chosen] if chosen else []
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,7 +11,7 @@ from typing import Literal
 from zbsolve.errors import ProfileError
 from zbsolve.units import whole_amount
 
-__all__ = ["Link", "LinkOverride", "Profile", "ProfileSource", "StageCost", "StageSpread"]
+__all__ = ["Link", "LinkOverride", "Overlap", "Profile", "ProfileSource", "StageCost", "StageSpread"]
 
 MAX_STAGES = 4096
 
@@ -206,6 +207,43 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What a forward of one stage and a backward of another microbatch take, run together on one rank; in ns.
+
+    Parameters
+    ----------
+    forward_stage, backward_stage
+        Their stages, which may be the same.
+    forward_backward_overlap_ns
+        With a whole backward. Less than the longer of the two, or more than both one after the other, is for the
+        measurement to say.
+    forward_backward_input_overlap_ns
+        With the input gradient alone; None where that was not measured: then they take what one after the other
+        takes.
+
+    Raises
+    ------
+    ProfileError
+        If a number is not a whole one in ``0..2**62``, or a duration is 0.
+    """
+
+    forward_stage: int
+    backward_stage: int
+    forward_backward_overlap_ns: int
+    forward_backward_input_overlap_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.name == "forward_backward_input_overlap_ns":
+                continue
+            if whole_amount(value, f"overlap: {field.name}", error=ProfileError) == 0 and field.name.endswith("_ns"):
+                raise ProfileError(
+                    f"overlap: {field.name} must be positive; two operations that take no time need none"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpread:
     """Interquartile ranges of a stage's measured durations, in ns."""
 
@@ -279,20 +317,26 @@ class Profile:
         For people.
     source
         Where the numbers come from.
+    overlaps
+        What forwards and backwards take that run together, each pair of stages once; any other pair takes what one
+        after the other takes.
 
     Raises
     ------
     ProfileError
-        If there is no stage, more than 4096, or none that takes any time.
+        If there is no stage, more than 4096, or none that takes any time; or if an overlap is of a stage that
+        there is not, or given twice.
     """
 
     stages: tuple[StageCost, ...]
     link: Link = Link()
     name: str = ""
     source: ProfileSource = ProfileSource()
+    overlaps: tuple[Overlap, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", tuple(self.stages))
+        object.__setattr__(self, "overlaps", tuple(self.overlaps))
         if not self.stages:
             raise ProfileError("a profile needs at least one stage")
         if len(self.stages) > MAX_STAGES:
@@ -303,10 +347,28 @@ class Profile:
         if not any(s.forward_ns + s.backward_input_ns + s.backward_weight_ns for s in self.stages):
             raise ProfileError("the stages take no time at all: every forward and backward is 0 ns")
         _check_name(self.name, "the name of a profile")
+        self._check_overlaps()
         if self.source.spread and len(self.source.spread) != len(self.stages):
             raise ProfileError(
                 f"the source gives the spread of {len(self.source.spread)} stages, the profile has {len(self.stages)}"
             )
+
+    def _check_overlaps(self) -> None:
+        seen: set[tuple[int, int]] = set()
+        for overlap in self.overlaps:
+            if not isinstance(overlap, Overlap):
+                raise ProfileError(f"overlaps must be Overlap, got {type(overlap).__name__}")
+            pair = overlap.forward_stage, overlap.backward_stage
+            if max(pair) >= len(self.stages):
+                raise ProfileError(
+                    f"an overlap is of stage {max(pair)}, but the profile has {len(self.stages)}, numbered from 0"
+                )
+            if pair in seen:
+                raise ProfileError(
+                    f"the overlap of a forward of stage {pair[0]} and a backward of stage {pair[1]} "
+                    "is given twice; keep one"
+                )
+            seen.add(pair)
 
     @classmethod
     def uniform(
@@ -326,9 +388,13 @@ class Profile:
         checkpoint_bytes: int | None = None,
         latency_ns: int = 0,
         bytes_per_second: int | None = None,
+        overlap_ns: int | None = None,
         name: str = "",
     ) -> Profile:
-        """A profile of `stages` equal stages; the arguments are those of `StageCost` and `Link`."""
+        """A profile of `stages` equal stages; the arguments are those of `StageCost` and `Link`.
+
+        `overlap_ns` is what a forward and a whole backward of any two stages take together; None: not measured.
+        """
         if whole_amount(stages, "the number of stages", error=ProfileError) > MAX_STAGES:
             raise ProfileError(f"a profile holds at most {MAX_STAGES} stages, got {stages}")
         cost = StageCost(
@@ -345,4 +411,9 @@ class Profile:
             checkpoint_bytes=checkpoint_bytes,
         )
         link = Link(latency_ns=latency_ns, bytes_per_second=bytes_per_second)
-        return cls(stages=(cost,) * stages, link=link, name=name)
+        pairs = () if overlap_ns is None else itertools.product(range(stages), repeat=2)
+        overlaps = tuple(
+            Overlap(forward_stage=f, backward_stage=b, forward_backward_overlap_ns=overlap_ns)  # type: ignore[arg-type]
+            for f, b in pairs
+        )
+        return cls(stages=(cost,) * stages, link=link, name=name, overlaps=overlaps)

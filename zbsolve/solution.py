@@ -14,7 +14,17 @@ from zbsolve.units import format_bytes, format_ns
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Bound", "Metrics", "Solution", "Status", "recomputed", "recomputed_in_words", "relative_gap"]
+__all__ = [
+    "Bound",
+    "Metrics",
+    "Solution",
+    "Status",
+    "paired",
+    "paired_in_words",
+    "recomputed",
+    "recomputed_in_words",
+    "relative_gap",
+]
 
 Status = Literal["optimal", "feasible"]
 
@@ -128,11 +138,23 @@ class Solution:
                 f"{format_bytes(peak)}" + ("" if limit is None else f" of {format_bytes(limit)}")
                 for peak, limit in zip(self.metrics.peak_bytes, problem.limit_bytes, strict=True)
             ),
+            *([f"paired     {pairs}"] if (pairs := paired_in_words(self.timetable)) else []),
             *([f"recompute  {again}"] if (again := recomputed_in_words(self.timetable)) else []),
             f"found by   {self.method} in {self.seconds:.1f} s, seed {self.seed}",
             *(f"lost       {lost}" for lost in self.lost),
         ]
         return "\n".join(lines)
+
+
+def paired(order: Order) -> int:
+    """How many forwards of an order run together with a backward."""
+    return sum(op.beside is not None for row in order.rows for op in row)
+
+
+def paired_in_words(timetable: Timetable) -> str:
+    """The same for people, such as "23 of 32 forwards with a backward"; nothing where none does."""
+    count, of = paired(timetable.order), timetable.problem.microbatches * timetable.problem.placement.stages
+    return f"{count} of {of} forwards with a backward" if count else ""
 
 
 def recomputed(order: Order) -> dict[int, int]:

@@ -24,9 +24,17 @@ class Order:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))
 
+    def apart(self) -> Order:
+        """The order with every pair as its two operations, the forward ahead of the backward."""
+        return Order(tuple(tuple(half for op in row for half in op.halves) for row in self.rows))
+
     def __repr__(self) -> str:
-        shown = [" ".join(f"{op.kind.letter}{op.microbatch}@{op.stage}" for op in row[:12]) for row in self.rows[:4]]
+        shown = [" ".join(map(_short, row[:12])) for row in self.rows[:4]]
         return f"Order({sum(map(len, self.rows))} operations on {len(self.rows)} ranks: {'; '.join(shown)} ...)"
+
+
+def _short(op: Op) -> str:
+    return "+".join(f"{half.kind.letter}{half.microbatch}@{half.stage}" for half in op.halves)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from zbsolve.errors import InvalidInput
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
-from zbsolve.profile import Profile, ProfileSource, StageCost
+from zbsolve.profile import Overlap, Profile, ProfileSource, StageCost
 from zbsolve.timetable import Order, TimedOp, Timetable
 
 __all__ = ["Planned", "Trace", "Transfer"]
@@ -187,14 +187,18 @@ class Trace:
         Times of slower ranks and larger microbatches are divided by their factors first. A W of no length,
         right behind its B, was run together with it, as one backward. Where a stage ran its backward in one
         piece only, B and W keep their proportion; where it ran it in two pieces only, one piece is their sum.
-        Bytes and links stay as they were.
+        What ran together is an overlap, and says nothing of its two operations. Bytes and links stay as they were.
         """
         found: dict[tuple[int, Kind], list[float]] = defaultdict(list)
+        pairs: dict[tuple[int, int, Kind], list[float]] = defaultdict(list)
         factors: dict[Op, float] = {}
         for op, ns in self._as_run():
             if op not in factors:
                 factors[op] = self.problem.factor(op)
-            found[op.stage, op.kind].append(ns / factors[op])
+            if op.beside is None:
+                found[op.stage, op.kind].append(ns / factors[op])
+            else:
+                pairs[op.stage, op.beside.stage, op.beside.kind].append(ns / factors[op])
         medians = {key: round(statistics.median(values)) for key, values in found.items()}
         stages = tuple(_measured(stage, cost, medians) for stage, cost in enumerate(self.problem.profile.stages))
         old = self.problem.profile
@@ -207,7 +211,8 @@ class Trace:
             samples=samples,
             note="times measured while the pipeline ran; bytes and links as before",
         )
-        return Profile(stages=stages, link=old.link, name=old.name, source=source)
+        together = _measured_overlaps(old.overlaps, {key: statistics.median(values) for key, values in pairs.items()})
+        return Profile(stages=stages, link=old.link, name=old.name, source=source, overlaps=together)
 
     def __repr__(self) -> str:
         operations = sum(map(len, self.steps[0]))
@@ -229,6 +234,22 @@ def _run_as(timed: TimedOp, behind: TimedOp | None) -> tuple[Op, int]:
     if _together(timed, behind):
         op = Op(Kind.BACKWARD, op.stage, op.microbatch)
     return op, timed.end_ns - timed.start_ns
+
+
+def _measured_overlaps(known: tuple[Overlap, ...], medians: dict[tuple[int, int, Kind], float]) -> tuple[Overlap, ...]:
+    """The overlaps with what was measured; of the input gradient alone only where the whole is known as well."""
+    made = {(overlap.forward_stage, overlap.backward_stage): overlap for overlap in known}
+    whole = {(f, b): max(1, round(ns)) for (f, b, kind), ns in medians.items() if kind is Kind.BACKWARD}
+    into = {(f, b): max(1, round(ns)) for (f, b, kind), ns in medians.items() if kind is Kind.BACKWARD_INPUT}
+    for pair in sorted(whole.keys() | (into.keys() & made.keys())):
+        old = made.get(pair)
+        made[pair] = Overlap(
+            forward_stage=pair[0],
+            backward_stage=pair[1],
+            forward_backward_overlap_ns=whole.get(pair, old.forward_backward_overlap_ns if old else 1),
+            forward_backward_input_overlap_ns=into.get(pair, old.forward_backward_input_overlap_ns if old else None),
+        )
+    return tuple(made.values())
 
 
 def _measured(stage: int, cost: StageCost, medians: dict[tuple[int, Kind], int]) -> StageCost:

@@ -1,5 +1,7 @@
 """Published formulas of bubble and memory, on equal stages without latency."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,6 +137,33 @@ def test_dualpipe_without_pairs_keeps_within_its_formula(half, more, forward, ba
     found = figures("dualpipe-v", cut)
     assert found.period_ns - work_ns(cut) <= max(formula, 0)
     assert max(found.peak_bytes) == 2 * (2 * half + 1)
+
+
+@pytest.mark.parametrize(("unit", "both"), [(1, 3), (1, 2), (2, 5), (10, 21), (10, 29)])
+@pytest.mark.parametrize("half", [1, 2, 3, 4, 6])
+def test_dualpipe_with_pairs(half, unit, both):
+    """At F = B = W the middle ranks, which run most apart, idle for what the formula says, with F&B as given."""
+    forward = backward = weight = unit
+    formula = (half - 1) * (both + (backward + weight) - 3 * weight)
+    for name, where, microbatches in (
+        ("dualpipe", Placement.bidirectional(2 * half), 4 * half + 6),
+        ("dualpipe-v", Placement.v(half), 2 * half + 3),
+    ):
+        profile = Profile.uniform(
+            where.stages,
+            forward_ns=forward,
+            backward_input_ns=backward,
+            backward_weight_ns=weight,
+            overlap_ns=both,
+        )
+        allow = frozenset({"split", "fused", "paired"})
+        problem = Problem(profile=profile, placement=where, microbatches=microbatches, allow=allow)
+        made = simulate(problem, baseline(name, problem))
+        assert sum(timed.op.beside is not None for row in made.rows for timed in row) > 0
+        apart = replace(problem, allow=frozenset({"split", "fused"}))
+        assert made.order.apart() == baseline(name, apart)
+        idle = [made.period_ns - sum(timed.end_ns - timed.start_ns for timed in row) for row in made.rows]
+        assert max(idle) == idle[half - 1] == formula
 
 
 def test_dualpipe_v_is_dualpipe_cut_in_half():

@@ -6,6 +6,8 @@ from tests.catalog.helpers import uniform
 from zbsolve.catalog import baseline
 from zbsolve.interop.torch import torch_rows
 from zbsolve.placement import Placement
+from zbsolve.problem import Problem
+from zbsolve.profile import Profile
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
@@ -32,6 +34,22 @@ class Runtime:
         pass
 
 
+def pipeline_order(name, ranks, chunks, microbatches):
+    stages = [Stage(ranks, ranks * chunks, k * ranks) for k in range(chunks)]
+    return getattr(schedules, name)(stages, microbatches).pipeline_order
+
+
+@pytest.fixture
+def cells_of(order_of):
+    """Rows of cells as torch writes them."""
+
+    def cells(*asked):
+        made = pipeline_order(*asked)
+        return [[str(action) for action in made[rank] if action is not None] for rank in range(asked[1])]
+
+    return cells
+
+
 @pytest.fixture
 def order_of(monkeypatch):
     """Rows of cells that a class of torch's makes; two paired operations count as the one after the other."""
@@ -41,8 +59,7 @@ def order_of(monkeypatch):
     monkeypatch.setattr(schedules, "_check_torch_compile_compatibility", lambda *_: None)
 
     def order(name, ranks, chunks, microbatches):
-        stages = [Stage(ranks, ranks * chunks, k * ranks) for k in range(chunks)]
-        made = getattr(schedules, name)(stages, microbatches).pipeline_order
+        made = pipeline_order(name, ranks, chunks, microbatches)
         return [
             [
                 f"{single.stage_index}{LETTERS[single.computation_type.name]}{single.microbatch_index}"
@@ -104,6 +121,25 @@ def test_zb_v(order_of):
             problem = uniform(Placement.v(ranks), microbatches)
             expected = order_of("ScheduleZBVZeroBubble", ranks, 2, microbatches)
             assert torch_rows(baseline("torch-zb-v", problem)) == expected
+
+
+def test_dualpipe_v_with_pairs(order_of, cells_of):
+    """Paired operations as torch writes them, cell by cell; torch's own parser reads ours."""
+    paired = 0
+    for ranks in range(1, 7):
+        for microbatches in range(2 * ranks, 2 * ranks + 5):
+            where = Placement.v(ranks)
+            profile = Profile.uniform(
+                where.stages, forward_ns=1, backward_input_ns=1, backward_weight_ns=1, overlap_ns=2
+            )
+            allow = frozenset({"split", "fused", "paired"})
+            problem = Problem(profile=profile, placement=where, microbatches=microbatches, allow=allow)
+            rows = torch_rows(baseline("dualpipe-v", problem))
+            assert rows == cells_of("ScheduleDualPipeV", ranks, 2, microbatches)
+            paired += sum(cell.startswith("(") for row in rows for cell in row)
+            for row in rows:
+                assert [str(schedules._Action.from_str(cell)) for cell in row] == row
+    assert paired > 300
 
 
 def test_dualpipe_v(order_of):

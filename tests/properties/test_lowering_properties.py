@@ -37,7 +37,7 @@ def chaotic_run(lowered: Lowered, rng: random.Random, *, rendezvous: bool) -> No
                     break
                 action = lowered.rows[rank][at[rank]]
                 if action.do is Do.COMPUTE:
-                    done.add(action.op)
+                    done.update(action.op.halves)
                 else:
                     m = action.message
                     message = lowered.messages[m]
@@ -91,7 +91,7 @@ def test_rows_and_messages_are_those_of_the_timetable(timetable):
         assert kinds["backward", microbatch] == (0 if timetable.problem.forward_only else stages - 1)
     forward = lower(timetable, forward_only=True)
     assert [[a.op for a in row if a.do is Do.COMPUTE] for row in forward.rows] == [
-        [op for op in row if op.kind is Kind.FORWARD] for row in timetable.order.rows
+        [op.halves[0] for op in row if op.kind is Kind.FORWARD] for row in timetable.order.rows
     ]
 
 

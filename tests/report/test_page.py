@@ -123,7 +123,7 @@ def test_the_columns_give_back_the_timetable(chosen):
             kind, stage, _, duration, *_ = columns["classes"][columns["class"][at]]
             start = free + columns["gap"][at]
             assert (kinds[kind], stage, columns["microbatch"][at]) == (
-                timed.op.kind.letter,
+                timed.op.letters,
                 timed.op.stage,
                 -1 if timed.op.microbatch is None else timed.op.microbatch,
             )

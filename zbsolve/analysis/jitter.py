@@ -275,14 +275,14 @@ def _sigma(network: Network, relative: float | None) -> NDArray[np.float64]:
             "the profile holds no measured spread; measure it with zbsolve profile measure, or say how much, such as 5%"
         )
     found = np.zeros(len(network.timed))
-    known: dict[tuple[Kind, int], float] = {}
+    known: dict[tuple[tuple[Kind, int], ...], float] = {}
     for node, timed in enumerate(network.timed):
-        kind, stage = timed.op.kind, timed.op.stage
-        if (kind, stage) not in known:
-            median = int(getattr(profile.stages[stage], f"{kind.value}_ns", 0))
-            iqr = spreads(profile.source.spread[stage], kind)
-            known[kind, stage] = min(MOST_JITTER, math.asinh(iqr / (2 * median)) / _QUARTILE) if median else 0.0
-        found[node] = known[kind, stage]
+        key = tuple((op.kind, op.stage) for op in timed.op.halves)
+        if key not in known:  # of what runs together, as if each took its own time of it
+            median = sum(int(getattr(profile.stages[stage], f"{kind.value}_ns", 0)) for kind, stage in key)
+            iqr = math.hypot(*(spreads(profile.source.spread[stage], kind) for kind, stage in key))
+            known[key] = min(MOST_JITTER, math.asinh(iqr / (2 * median)) / _QUARTILE) if median else 0.0
+        found[node] = known[key]
     return found
 
 
@@ -397,7 +397,8 @@ def _blamed(
     ]
     sums: dict[tuple[Op, int], tuple[float, float]] = {}
     for one in each:
-        key = (Op(one.op.kind, one.op.stage, None), one.rank)
+        beside = None if one.op.beside is None else Op(one.op.beside.kind, one.op.beside.stage, None)
+        key = (Op(one.op.kind, one.op.stage, None, beside), one.rank)
         share, ns = sums.get(key, (0.0, 0.0))
         sums[key] = (share + one.critical, ns + one.late_ns)
     added = [Blame(op=op, rank=rank, critical=share, late_ns=ns) for (op, rank), (share, ns) in sums.items()]

@@ -66,8 +66,8 @@ def phases(network: Network, pieces: Sequence[Idle]) -> tuple[Phase, ...]:
         for name, row in parts:
             counts: dict[Kind, int] = {}
             for node in row:
-                kind = network.op(node).kind
-                counts[kind] = counts.get(kind, 0) + 1
+                for op in network.op(node).halves:
+                    counts[op.kind] = counts.get(op.kind, 0) + 1
             at_the_end = idle.get((rank, None), 0) if row is parts[-1][1] else 0
             found.append(
                 Phase(

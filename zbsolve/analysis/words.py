@@ -142,7 +142,9 @@ def _own(network: Network, node: int) -> str:
     """An operation on a rank that was named already."""
     op = network.op(node)
     several = len(network.timetable.problem.placement.stages_of(network.rank(node))) > 1
-    return str(op) if several or op.microbatch is None else f"{op.kind.letter}{op.microbatch}"
+    if several or op.microbatch is None:
+        return str(op)
+    return " with ".join(f"{half.kind.letter}{half.microbatch}" for half in op.halves)
 
 
 def _where(network: Network, node: int) -> str:

@@ -2,7 +2,7 @@
 
 Each bound stands in a module with its proof in the docstring; `docs/bounds.md` tells them in
 plain words. A bound holds for every order that is allowed, in whatever sequence of microbatches and
-whatever is split, fused or computed again, and for the memory limits of the problem.
+whatever is split, fused, computed again or run together, and for the memory limits of the problem.
 
 | bound | placement | argues with |
 |---|---|---|

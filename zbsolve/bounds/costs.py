@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from zbsolve.bounds.lighter import lighter
 from zbsolve.bounds.slices import held_so_far, way_back
+from zbsolve.bounds.unpaired import unpaired
 from zbsolve.errors import Infeasible
 from zbsolve.opgraph import KINDS, Int32, Int64, OpGraph
 from zbsolve.ops import Kind
@@ -239,7 +240,8 @@ class Costs:
 def read_costs(problem: Problem) -> Costs:
     """Read the costs from the operation graphs of the split and of the fused operations, as far as they are allowed.
 
-    Where forwards may be computed again, these are the graphs of the lighter problem.
+    Where forwards may be computed again, these are the graphs of the lighter problem; where operations may run
+    together, of the unpaired one.
     With forwards only the backward is one that takes nothing, and what F holds counts as workspace.
 
     Raises
@@ -247,6 +249,7 @@ def read_costs(problem: Problem) -> Costs:
     ProblemError
         If durations or bytes of the iteration exceed 2^62.
     """
+    problem = unpaired(problem)
     if problem.forward_only:
         return _forwards(OpGraph.build(problem))
     light = lighter(problem)

@@ -9,7 +9,8 @@ has the same rows without a replica, its streams being the way down and the way 
                                   .. F0 f1 F2 f3 b1 B0 b3 B2 ..
 
 DualPipe runs a forward and a backward as one paired operation that hides the communication of
-both. Without such pairs it runs the two one after the other; the order is the same.
+both: so do these, where the profile says what the two take together and the problem allows it.
+Without such pairs they run the two one after the other; the order is the same.
 """
 
 from __future__ import annotations
@@ -88,6 +89,19 @@ class _DualRow:
         else:
             self.ops += backward(self.problem, stage, microbatch)
 
+    def together(self, stream: int) -> None:
+        """The next forward of a stream with the next backward of the other, in one where that was measured."""
+        forward = Op(Kind.FORWARD, self.stages[stream], self.to_forward[stream][0])
+        back = Op(Kind.BACKWARD, self.stages[1 - stream], self.to_backward[1 - stream][0])
+        pair = Op(forward.kind, forward.stage, forward.microbatch, back)
+        if {"paired", "fused"} <= self.problem.allow and self.problem.overlap_ns(pair) is not None:
+            self.ops.append(pair)
+            self.to_forward[stream].popleft()
+            self.to_backward[1 - stream].popleft()
+        else:
+            self.forward(stream)
+            self.backward(1 - stream, split=False)
+
     def weight(self) -> None:
         if self.put_off:
             self.ops.append(self.put_off.popleft())
@@ -105,15 +119,17 @@ class _DualRow:
             self.backward(1, split=True)
             self.weight()
             self.forward(1)
-        for _ in range(steady):
-            self.forward(0)
-            self.backward(1, split=False)
-            self.forward(1)
-            self.backward(0, split=False)
+        for k in range(steady):
+            if k == 0 and below == 0:
+                # the first two of the middle rank stay apart, so that the gradient sets out sooner
+                self.forward(0)
+                self.backward(1, split=False)
+            else:
+                self.together(0)
+            self.together(1)
         for _ in range(below):
             self.backward(1, split=False)
-            self.forward(1)
-            self.backward(0, split=False)
+            self.together(1)
         # in the second half of these backwards the input gradients are hurried on
         for k in range(above):
             self.backward(1, split=2 * k >= above)
@@ -129,8 +145,9 @@ class _DualRow:
 def dualpipe(problem: Problem) -> Order:
     """DualPipe: two directions, input gradients ahead of weight passes in the ramps.
 
-    Bubble time (p/2-1)(F&B + (B+W) - 3W), F&B being a paired forward and backward; without pairs it is
-    their sum. At most p+1 microbatches of one stage each are held, and parameters twice.
+    Bubble time (p/2-1)(F&B + (B+W) - 3W), F&B being a paired forward and backward (`Profile.overlaps`); where
+    the profile or the problem has no pairs it is their sum. At most p+1 microbatches of one stage each are held,
+    and parameters twice.
 
     Raises
     ------
@@ -159,7 +176,8 @@ def dualpipe(problem: Problem) -> Order:
 def dualpipe_v(problem: Problem) -> Order:
     """DualPipeV: the rows of DualPipe for twice the ranks, on a V without replicas.
 
-    The order of torch's ``ScheduleDualPipeV``, its paired operations taken one after the other.
+    The order of torch's ``ScheduleDualPipeV``, pairs included where they are allowed and measured, else one
+    after the other.
     Bubble time (p-1)(F&B + (B+W) - 3W), costs being those of one chunk.
 
     Raises
@@ -200,7 +218,7 @@ MEMBERS = (
             placement="bidirectional",
             source="DualPipe, DeepSeek-V3, arXiv 2412.19437",
             needs="two routes in opposite directions over an even number of ranks, as many microbatches on each, "
-            "at least 2p in all; B and W apart; parameters twice",
+            "at least 2p in all; B and W apart; parameters twice; pairs where the profile has overlaps",
         ),
         dualpipe,
     ),
@@ -210,7 +228,7 @@ MEMBERS = (
             family="bidirectional",
             placement="v",
             source="DualPipeV, after DeepSeek-V3, arXiv 2412.19437; as torch's ScheduleDualPipeV",
-            needs="a V, at least 2p microbatches; B and W apart",
+            needs="a V, at least 2p microbatches; B and W apart; pairs where the profile has overlaps",
         ),
         dualpipe_v,
     ),

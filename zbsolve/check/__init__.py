@@ -8,7 +8,8 @@ order among microbatches and nothing about the rows beyond their types.
 code           what is wrong
 =============  ===================================================================================
 `rows`         there is not one row a rank
-`unknown`      an operation that the problem does not have: its kind, stage or microbatch
+`unknown`      an operation that the problem does not have: its kind, stage or microbatch; what runs together
+               and is not a forward with a backward of another microbatch
 `not_allowed`  a kind that `Problem.allow` does not let an order choose
 `misplaced`    an operation in the row of a rank that does not hold its stage for its microbatch
 `missing`      a part (F, B or W of a stage and microbatch) that nothing does

@@ -81,7 +81,7 @@ def strange_transfers(sheet: Sheet, trace: Trace, step: int) -> Iterator[Violati
                 "transfer", f"the trace has {len(trace.steps)} steps, but transfers of {len(trace.transfers)}"
             )
         return
-    places = {(entry.rank, entry.op): entry for entry in sheet.known}
+    places = {(entry.rank, op): entry for entry in sheet.known for op, _ in entry.halves}
     for transfer in trace.transfers[step]:
         head, tail = places.get((transfer.receiver, transfer.head)), places.get((transfer.sender, transfer.tail))
         if head is None or tail is None or tail not in head.needs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zbsolve.check.sheet import Sheet, number, some
+from zbsolve.check.sheet import Sheet, number, show, some
 from zbsolve.ops import Kind, Op
 from zbsolve.timetable import Violation
 
@@ -47,6 +47,8 @@ def unknown_operations(sheet: Sheet) -> Iterator[Violation]:
 
 
 def _why(sheet: Sheet, op: Op) -> str:
+    if op.beside is not None:
+        return "two operations together that are not a forward and a backward of it, of two microbatches"
     if type(op.kind) is not Kind or (sheet.problem.forward_only and op.kind is not Kind.FORWARD):
         return f"the kind {number(op.kind)}"
     if op.kind.of_iteration:
@@ -75,18 +77,23 @@ def kinds_not_allowed(sheet: Sheet) -> Iterator[Violation]:
     """Backwards are split, or fused, and forwards computed again only where that may be chosen."""
     refused = {kind: word for kind, word in _CHOICE.items() if word not in sheet.problem.allow}
     for entry in sheet.known:
-        word = refused.get(entry.op.kind)
-        if word is not None:
-            what = "to recompute forwards" if entry.op.kind is Kind.RECOMPUTE else f"{word} backwards"
-            yield Violation("not_allowed", f"{entry}: the problem does not allow {what}", (entry.op,))
+        for op, _ in entry.halves:
+            word = refused.get(op.kind)
+            if word is not None:
+                what = "to recompute forwards" if op.kind is Kind.RECOMPUTE else f"{word} backwards"
+                yield Violation("not_allowed", f"{entry}: the problem does not allow {what}", (entry.op,))
+        if len(entry.halves) > 1 and "paired" not in sheet.problem.allow:
+            yield Violation("not_allowed", f"{entry}: the problem does not allow paired operations", (entry.op,))
 
 
 def misplaced_operations(sheet: Sheet) -> Iterator[Violation]:
     """Every operation stands in the row of the rank that holds its stage on its microbatch's route."""
     for entry in sheet.known:
-        home = sheet.home(entry.cell)
-        if home != entry.rank:
-            yield Violation("misplaced", f"{entry} (place {entry.place}) belongs on rank {home}", (entry.op,))
+        for op, cell in entry.halves:
+            home = sheet.home(cell)
+            if home != entry.rank:
+                what = entry if len(entry.halves) == 1 else f"{show(op)} in {entry}"
+                yield Violation("misplaced", f"{what} (place {entry.place}) belongs on rank {home}", (entry.op,))
 
 
 def missing_parts(sheet: Sheet) -> Iterator[Violation]:

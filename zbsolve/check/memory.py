@@ -2,8 +2,9 @@
 
 What an operation adds, it adds at its start; what it frees, it frees at its end; workspace is there
 while it runs, and so is what a forward holds that no backward follows. A forward that is computed again
-holds its checkpoint until then, and all that the backward needs from then on. So the bytes held follow from
-the row alone, whenever its operations run.
+holds its checkpoint until then, and all that the backward needs from then on. What two operations that run
+together add, both add at the start; what they free, both free at the end. So the bytes held follow from the
+row alone, whenever its operations run.
 """
 
 from __future__ import annotations
@@ -61,12 +62,12 @@ def _walk(sheet: Sheet, row: list[Entry], static: int, limit: int | None) -> _Wa
     for entry in row:
         if entry.cell < 0 or entry.op.microbatch is None:  # once an iteration: all it needs is static
             continue
-        cost = sheet.cost(entry.cell)
-        change = _change(entry.op.kind, cost, again=sheet.reruns[entry.cell] is not None)
-        during = held + max(change, 0) + cost.workspace_bytes
-        if sheet.problem.forward_only:
-            change = 0
-        held += change
+        during = held
+        for op, cell in entry.halves:
+            cost = sheet.cost(cell)
+            change = _change(op.kind, cost, again=sheet.reruns[cell] is not None)
+            during += max(change, 0) + cost.workspace_bytes
+            held += 0 if sheet.problem.forward_only else change
         if during > peak:
             peak, at = during, entry
             if limit is not None and during > limit and not exceeded:

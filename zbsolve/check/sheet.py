@@ -42,6 +42,10 @@ class Entry:
         Whether these times can be reckoned with: whole numbers from 0 on.
     needs
         What must have ended before it starts; what is missing is not among it.
+    handed
+        For each of these the cell whose output, or the gradient of it, comes over from there; -1 for nothing.
+    halves
+        What it does, operation by operation, each with its cell: two of a pair.
     """
 
     op: Op
@@ -51,6 +55,8 @@ class Entry:
     timed: TimedOp | None
     clocked: bool
     needs: tuple[Entry, ...] = ()
+    handed: tuple[int, ...] = ()
+    halves: tuple[tuple[Op, int], ...] = ()
 
     def __str__(self) -> str:
         return f"{show(self.op)} on rank {self.rank}"
@@ -113,10 +119,18 @@ class Sheet:
         }
         self.again: dict[tuple[Kind, int], list[Entry]] = {}
         for entry in self.known:
-            for part in _DOES[entry.op.kind]:
-                self._enter(part, entry)
+            for op, cell in entry.halves:
+                for part in _DOES[op.kind]:
+                    self._enter(part, cell, entry)
         for entry in self.known:
-            entry.needs = tuple(need for need in self._needs(entry) if need is not None)
+            needs = [
+                (need, handed)
+                for op, cell in entry.halves
+                for need, handed in self._needs(op, cell)
+                if need is not None
+            ]
+            entry.needs = tuple(need for need, _ in needs)
+            entry.handed = tuple(handed for _, handed in needs)
 
     @classmethod
     def of(cls, problem: Problem, x: object) -> Sheet:
@@ -135,10 +149,23 @@ class Sheet:
         return cls(problem, x.rows)
 
     def _entry(self, rank: int, place: int, item: Op | TimedOp) -> Entry:
-        if isinstance(item, TimedOp):
-            clocked = all(type(at) is int and at >= 0 for at in (item.start_ns, item.end_ns))
-            return Entry(item.op, rank, place, self._cell(item.op, rank), item, clocked)
-        return Entry(item, rank, place, self._cell(item, rank), None, False)
+        op, timed, clocked = (item.op, item, False) if isinstance(item, TimedOp) else (item, None, False)
+        if timed is not None:
+            clocked = all(type(at) is int and at >= 0 for at in (timed.start_ns, timed.end_ns))
+        halves = self._halves(op, rank)
+        return Entry(op, rank, place, halves[0][1], timed, clocked, halves=halves)
+
+    def _halves(self, op: Op, rank: int) -> tuple[tuple[Op, int], ...]:
+        """An operation, or the two of a pair, with their cells: -1 for all if it is none that the problem can have."""
+        beside = op.beside
+        if beside is None:
+            return ((op, self._cell(op, rank)),)
+        if op.kind is _F and type(beside) is Op and beside.beside is None and beside.kind in (_B, _BW):
+            halves = Op(op.kind, op.stage, op.microbatch), beside
+            cells = [self._cell(half, rank) for half in halves]
+            if min(cells) >= 0 and op.microbatch != beside.microbatch:
+                return tuple(zip(halves, cells, strict=True))
+        return ((op, -1),)
 
     def _cell(self, op: Op, rank: int) -> int:
         # exact types: True equals 1, but is no stage
@@ -170,42 +197,43 @@ class Sheet:
     def _end_cell(self, rank: int, stage: int) -> int:
         return self.stages * self.microbatches + rank * self.stages + stage
 
-    def _enter(self, part: Kind, entry: Entry) -> None:
+    def _enter(self, part: Kind, cell: int, entry: Entry) -> None:
         others = self.reruns if part is _C else self.doer.get(part, [])
-        other = self.ends[part, entry.cell] if part in (_R, _O) else others[entry.cell]
+        other = self.ends[part, cell] if part in (_R, _O) else others[cell]
         if other is not None:
-            self.again.setdefault((part, entry.cell), [other]).append(entry)
+            self.again.setdefault((part, cell), [other]).append(entry)
             # of several, the one that others wait for is the first that stands in the right row
-            if self.home(other.cell) == other.rank or self.home(entry.cell) != entry.rank:
+            if self.home(cell) == other.rank or self.home(cell) != entry.rank:
                 return
         if part in (_R, _O):
-            self.ends[part, entry.cell] = entry
+            self.ends[part, cell] = entry
         else:
-            others[entry.cell] = entry
+            others[cell] = entry
 
-    def _needs(self, entry: Entry) -> Iterator[Entry | None]:
-        kind, cell = entry.op.kind, entry.cell
+    def _needs(self, op: Op, cell: int) -> Iterator[tuple[Entry | None, int]]:
+        """What one operation needs, each with the cell whose output or gradient is handed over, or -1."""
+        kind = op.kind
         if kind is _F:
-            if entry.op.stage > 0:
-                yield self.doer[_F][cell - self.microbatches]
+            if op.stage > 0:
+                yield self.doer[_F][cell - self.microbatches], cell - self.microbatches
             if self._slice(cell) > 0:  # what the slices before it left on this stage
-                yield self.doer[_F][cell - 1]
+                yield self.doer[_F][cell - 1], -1
         elif kind is _W:
-            yield self.doer[_B][cell]
+            yield self.doer[_B][cell], -1
         elif kind is _C:
-            yield self.doer[_F][cell]
+            yield self.doer[_F][cell], -1
         elif kind is _O and (_R, cell) in self.ends:
-            yield self.ends[_R, cell]
+            yield self.ends[_R, cell], -1
         elif kind in (_R, _O):
-            first = entry.op.stage * self.microbatches
-            yield from self.doer[_W][first : first + self.microbatches]
+            first = op.stage * self.microbatches
+            yield from ((weight, -1) for weight in self.doer[_W][first : first + self.microbatches])
         else:
-            yield self.doer[_F][cell]
-            yield self.reruns[cell]
-            if entry.op.stage < self.stages - 1:
-                yield self.doer[_B][cell + self.microbatches]
+            yield self.doer[_F][cell], -1
+            yield self.reruns[cell], -1
+            if op.stage < self.stages - 1:
+                yield self.doer[_B][cell + self.microbatches], cell
             if self._slice(cell) < self.problem.slices - 1:  # its share of the gradients of the slices behind it
-                yield self.doer[_B][cell + 1]
+                yield self.doer[_B][cell + 1], -1
 
     def _slice(self, cell: int) -> int:
         """Which slice of its sequence the microbatch of a cell is."""
@@ -236,6 +264,10 @@ class Sheet:
 
 def show(op: Op) -> str:
     """An operation in words, whatever its numbers are."""
+    if op.beside is not None:
+        beside = op.beside
+        told = show(beside) if isinstance(beside, Op) and beside.beside is None else number(beside)
+        return f"{show(Op(op.kind, op.stage, op.microbatch))} with {told}"
     if type(op.kind) is Kind and op.kind in (_R, _O) and op.microbatch is None:
         return f"{op.kind.value.replace('_', ' ')} of stage {number(op.stage)}"
     letter = op.kind.letter if type(op.kind) is Kind else f"({number(op.kind)}) "

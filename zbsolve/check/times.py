@@ -82,12 +82,20 @@ def _duration(kind: Kind, cost: StageCost) -> int:
     return cost.backward_ns
 
 
+def _due(sheet: Sheet, entry: Entry) -> int:
+    """What an entry takes: two operations that run together as measured, or as one after the other."""
+    together = sheet.problem.overlap_ns(entry.op) if len(entry.halves) > 1 else None
+    if together is not None:
+        return together
+    return sum(_duration(op.kind, sheet.cost(cell)) for op, cell in entry.halves)
+
+
 def wrong_durations(sheet: Sheet) -> Iterator[Violation]:
     """Every operation takes exactly as long as it costs."""
     for entry in sheet.known:
         if not entry.clocked:
             continue
-        due, planned = _duration(entry.op.kind, sheet.cost(entry.cell)), entry.end - entry.start
+        due, planned = _due(sheet, entry), entry.end - entry.start
         if planned != due:
             yield Violation(
                 "duration",
@@ -150,7 +158,7 @@ def _lanes(sheet: Sheet) -> Iterator[list[Entry]]:
 
 def early_in_rank(sheet: Sheet) -> Iterator[Violation]:
     """No operation starts before those that it needs of its own rank have ended."""
-    for entry, need in _needs_in_time(sheet):
+    for entry, need, _ in _needs_in_time(sheet):
         # a need that stands behind in the row has been reported for that
         if need.rank == entry.rank and need.place <= entry.place and entry.start < need.end:
             yield Violation(
@@ -164,10 +172,11 @@ def early_in_rank(sheet: Sheet) -> Iterator[Violation]:
 def early_over_links(sheet: Sheet) -> Iterator[Violation]:
     """No operation starts before what it needs of other ranks has ended and its output has come over."""
     flights: dict[tuple[int, int, int], int] = {}
-    for entry, need in _needs_in_time(sheet):
+    for entry, need, handed in _needs_in_time(sheet):
         if need.rank == entry.rank or is_queueing(sheet, need, entry):
             continue
-        size = _message(sheet, entry, need)
+        # without a message on two ranks only if one of them is misplaced
+        size = -1 if handed < 0 else sheet.cost(handed).output_bytes
         journey = (need.rank, entry.rank, size)
         if journey not in flights:
             flights[journey] = _flight(sheet, *journey)
@@ -181,19 +190,11 @@ def early_over_links(sheet: Sheet) -> Iterator[Violation]:
             )
 
 
-def _needs_in_time(sheet: Sheet) -> Iterator[tuple[Entry, Entry]]:
+def _needs_in_time(sheet: Sheet) -> Iterator[tuple[Entry, Entry, int]]:
     for entry in sheet.known:
-        for need in entry.needs:
+        for need, handed in zip(entry.needs, entry.handed, strict=True):
             if entry.clocked and need.clocked:
-                yield entry, need
-
-
-def _message(sheet: Sheet, entry: Entry, need: Entry) -> int:
-    """Bytes that one operation hands to another across ranks; -1 if there is no message between them."""
-    if entry.op.stage == need.op.stage:
-        return -1  # on two ranks only if one of them is misplaced
-    # the output of the earlier stage, or the gradient of it
-    return sheet.cost(min(entry.cell, need.cell)).output_bytes
+                yield entry, need, handed
 
 
 def _flight(sheet: Sheet, sender: int, receiver: int, size: int) -> int:

@@ -52,7 +52,7 @@ def metrics_fields(problem: Problem, metrics: Metrics) -> dict[str, object]:
 
 def solution_fields(solution: Solution) -> dict[str, object]:
     """A timetable with its proof."""
-    from zbsolve.solution import recomputed
+    from zbsolve.solution import paired, recomputed
 
     problem = solution.timetable.problem
     return {
@@ -65,6 +65,7 @@ def solution_fields(solution: Solution) -> dict[str, object]:
         "method": solution.method,
         "seconds": solution.seconds,
         "seed": solution.seed,
+        **({"paired": paired(solution.timetable.order)} if "paired" in problem.allow else {}),
         **({"recomputed": recomputed(solution.timetable.order)} if "recompute" in problem.allow else {}),
         **problem_fields(problem),
     }
@@ -97,7 +98,7 @@ def grid(rows: list[tuple[str, str]]) -> Table:
 
 def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None, published: str | None = None) -> Table:
     """Everything there is to tell of one timetable; a published schedule was not searched for, and says its name."""
-    from zbsolve.solution import recomputed_in_words
+    from zbsolve.solution import paired_in_words, recomputed_in_words
 
     rows = []
     if published is not None:
@@ -115,6 +116,8 @@ def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None, p
         rows.append(("gap", f"{proof.gap:.2%}"))
     rows.append(("bubble", f"{metrics.bubble:.4f} = {metrics.bubble_formula}"))
     rows += _memory_rows(problem, metrics)
+    if proof is not None and (pairs := paired_in_words(proof.timetable)):
+        rows.append(("paired", pairs))
     if proof is not None and (again := recomputed_in_words(proof.timetable)):
         rows.append(("recompute", again))
     if proof is not None and published is None:

@@ -148,9 +148,7 @@ def jitter_fields(found: Jittered, most: int | None = None) -> dict[str, object]
 def _blame(one: Blame) -> dict[str, object]:
     return {
         "rank": one.rank,
-        "kind": one.op.kind.value,
-        "stage": one.op.stage,
-        "microbatch": one.op.microbatch,
+        **one.op.fields,
         "critical": one.critical,
         "late_ns": one.late_ns,
     }
@@ -205,7 +203,11 @@ def robust_tables(found: RobustSolution) -> Iterator[RenderableType]:
 def _table(title: str, found: tuple[Blame, ...], *, each: bool) -> RenderableType:
     made = table("operation", "rank", "critical" if each else "critical an iteration", "late an iteration", title=title)
     for one in found:
-        name = str(one.op) if each else f"all {one.op.kind.letter} of stage {one.op.stage}"
+        name = (
+            str(one.op)
+            if each
+            else "all " + " with ".join(f"{half.kind.letter} of stage {half.stage}" for half in one.op.halves)
+        )
         share = f"{one.critical:.0%}" if each else f"{one.critical:.2f}"
         made.add_row(inert(name), str(one.rank), share, format_ns(one.late_ns))
     return made

@@ -56,6 +56,7 @@ class Asked:
     microbatch_factors: str | None = None
     forward_only: bool = False
     recompute: bool = False
+    paired: bool = False
     slices: int = 1
 
     def problem(self, profile: Profile, *, placement: str = "linear", memory: str | None = None) -> Problem:
@@ -74,7 +75,11 @@ class Asked:
             ),
             forward_only=self.forward_only,
             slices=self.slices,
-            allow=frozenset({"split", "fused"} | ({"recompute"} if self.recompute else set())),
+            allow=frozenset(
+                {"split", "fused"}
+                | ({"recompute"} if self.recompute else set())
+                | ({"paired"} if self.paired else set())
+            ),
         )
         return with_memory(problem, self.memory if self.memory is not None else memory)
 
@@ -295,6 +300,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
         )
         @click.option("--forward-only", is_flag=True, help="Forwards alone, for evaluation and serving.")
         @click.option("--recompute", is_flag=True, help="Forwards may keep a checkpoint alone, and be computed again.")
+        @click.option("--paired", is_flag=True, help="A forward and a backward may run together (overlaps).")
         @click.option(
             "--slices",
             metavar="K",
@@ -315,6 +321,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             microbatch_factors: str | None,
             forward_only: bool,
             recompute: bool,
+            paired: bool,
             slices: int,
             **kwargs: Any,
         ) -> Any:
@@ -329,6 +336,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
                 microbatch_factors=microbatch_factors,
                 forward_only=forward_only,
                 recompute=recompute,
+                paired=paired,
                 slices=slices,
             )
             return verb(*args, asked=asked, **kwargs)

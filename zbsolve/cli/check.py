@@ -109,7 +109,7 @@ def _verdict_fields(problem: Problem, record: SolverRecord, seconds: float) -> d
 
 
 def _op_fields(op: Op) -> dict[str, object]:
-    return {"kind": op.kind.value, "stage": op.stage, "microbatch": op.microbatch}
+    return op.fields
 
 
 def _listed(found: tuple[Violation, ...]) -> list[str]:

@@ -26,10 +26,19 @@ FORMATS = ("torch-csv",)
     show_default=True,
     help="What the times attain.",
 )
+@click.option("--paired", is_flag=True, help="What torch runs together (OVERLAP_F_B) is a pair, not one by one.")
 @output_option("Write the timetable there.")
 @talk_options
 def read(
-    *, kind: str, file: str, profile: str, memory: str | None, objective: str, output: str | None, out: Output
+    *,
+    kind: str,
+    file: str,
+    profile: str,
+    memory: str | None,
+    objective: str,
+    paired: bool,
+    output: str | None,
+    out: Output,
 ) -> None:
     """Read the schedule in FILE and time it on the costs of PROFILE.
 
@@ -43,7 +52,7 @@ def read(
     out = out.for_file(output, file, profile)
     _inputs.titles((file, profile))
     costs = _inputs.read_profile(profile)
-    schedule = parse_torch_csv(*_inputs.content(file))
+    schedule = parse_torch_csv(*_inputs.content(file), paired=paired)
     problem = with_memory(schedule.problem(costs, objective=objective), memory)  # type: ignore[arg-type]
     made = schedule.timetable(problem)
     where = problem.placement

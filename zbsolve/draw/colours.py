@@ -26,6 +26,7 @@ __all__ = [
     "MUTED",
     "STATIC",
     "TEXT",
+    "TOGETHER",
 ]
 
 FILL = {
@@ -68,6 +69,9 @@ MEANING = {
     Kind.OPTIMIZER: "optimizer",
 }
 """What a legend says beside each letter."""
+
+TOGETHER = ("#7A3E9D", "#FFFFFF", "#A874CC", "#1A1A1A")
+"""Where one box stands for a forward and a backward together: fill and letters, and the same on a dark page."""
 
 IDLE = "#F1F1F1"
 IDLE_HATCH = "#C4C4C4"

@@ -21,7 +21,7 @@ from zbsolve.draw.bands import Memory, band_bytes
 from zbsolve.draw.lettering import Lettering, choose_lettering, fits
 from zbsolve.draw.panel import Panel, Ticks, panels, ticks
 from zbsolve.errors import InvalidInput, MissingExtra
-from zbsolve.ops import Kind
+from zbsolve.ops import Kind, Op
 from zbsolve.timetable import TimedOp, Timetable
 from zbsolve.units import format_bytes
 
@@ -200,16 +200,13 @@ class _Page:
         axes.set_ylim(ranks, 0)
         self._rank_labels(axes, ranks, self.row_height(ranks))
         self._boxes(axes, [(a, r + 0.06, b, r + 0.94) for r, (a, b) in enumerate(panel.windows)], None)
-        height = _box_height(panel)
         found: dict[Kind, list[tuple[float, float, float, float]]] = {}
         ends = []
         for rank, row in enumerate(panel.timetable.rows):
             for timed in row:
-                top, tall = _box_top(panel, rank, timed.op.stage), height
-                if timed.op.kind is Kind.REDUCE_GRADIENT:  # beside the computing: a strip at the foot of the row
-                    top, tall = rank + 0.88, 0.09
-                box = (timed.start_ns, top, timed.end_ns, top + tall)
-                found.setdefault(timed.op.kind, []).append(box)
+                for op, top, tall in _places(panel, rank, timed.op):
+                    box = (timed.start_ns, top, timed.end_ns, top + tall)
+                    found.setdefault(op.kind, []).append(box)
             if row:
                 sides = min(timed.start_ns for timed in row), max(timed.end_ns for timed in row)
                 ends += [[(x, rank + 0.02), (x, rank + 0.98)] for x in sides]
@@ -248,8 +245,9 @@ class _Page:
         for panel in self.shown:
             for row in panel.timetable.rows:
                 for timed in row:
-                    if timed.op.kind is not Kind.REDUCE_GRADIENT:
-                        rooms.setdefault(timed.op.kind, []).append(self._room(timed))
+                    for op in timed.op.halves:
+                        if op.kind is not Kind.REDUCE_GRADIENT:
+                            rooms.setdefault(op.kind, []).append(self._room(timed))
         if sum(map(len, rooms.values())) > MOST_LABELS:
             return Lettering()
         digits = len(str(max(panel.timetable.problem.microbatches for panel in self.shown) - 1))
@@ -263,17 +261,16 @@ class _Page:
     def _labels(self, axes: Axes, panel: Panel) -> None:
         """Write letter and microbatch into the boxes that have room for them."""
         size, ways = self.lettering.size, self.lettering.ways
-        height = _box_height(panel)
         row_height = self.row_height(len(panel.timetable.rows))
-        tall = 72 * row_height * height
         for rank, row in enumerate(panel.timetable.rows):
-            for timed in row:
-                way = ways.get(timed.op.kind)
-                letter = timed.op.kind.letter
-                number = "" if timed.op.microbatch is None else str(timed.op.microbatch)
+            for timed, (op, top, height) in ((t, place) for t in row for place in _places(panel, rank, t.op)):
+                way = ways.get(op.kind)
+                letter = op.kind.letter
+                number = "" if op.microbatch is None else str(op.microbatch)
+                tall = 72 * row_height * height
                 if way is None or not fits(way, letter, number, size, self._room(timed), tall):
                     continue
-                middle = _box_top(panel, rank, timed.op.stage) + height / 2
+                middle = top + height / 2
                 up = 0.53 * size / (72 * row_height)
                 pieces = (
                     [(letter, middle - up), (number, middle + up)] if way == "stack" else [(letter + number, middle)]
@@ -284,7 +281,7 @@ class _Page:
                         y,
                         text,
                         fontsize=size,
-                        color=colours.TEXT[timed.op.kind],
+                        color=colours.TEXT[op.kind],
                         rotation=90 if way == "turned" else 0,
                         rotation_mode="anchor",  # keeps labels centred in an SVG viewer with other fonts
                         ha="center",
@@ -373,6 +370,17 @@ def _box_height(panel: Panel) -> float:
 def _box_top(panel: Panel, rank: int, stage: int) -> float:
     """Later chunks of a rank stand lower in its row."""
     return rank + 0.06 + 0.45 * _box_height(panel) * panel.chunk_of[rank].get(stage, 0)
+
+
+def _places(panel: Panel, rank: int, op: Op) -> list[tuple[Op, float, float]]:
+    """Top and height of the box of an operation; of the two that run together, one above the other as chunks are."""
+    if op.kind is Kind.REDUCE_GRADIENT:  # beside the computing: a strip at the foot of the row
+        return [(op, rank + 0.88, 0.09)]
+    height = _box_height(panel)
+    tops = sorted(((_box_top(panel, rank, half.stage), half) for half in op.halves), key=lambda place: place[0])
+    high, low = tops[0][0], tops[-1][0] + height
+    each = (low - high) / len(tops)
+    return [(half, high + number * each, each) for number, (_, half) in enumerate(tops)]
 
 
 def _shorten(text: str, most: int) -> str:

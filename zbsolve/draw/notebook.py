@@ -117,17 +117,19 @@ def _at(ns: int, scale: float) -> str:
 
 def _boxes(row: tuple[TimedOp, ...], top: int, scale: float) -> list[str]:
     made = []
-    for timed in row:
-        op, wide = timed.op, (timed.end_ns - timed.start_ns) * scale
-        told = f"{op}: {format_ns(timed.start_ns)} to {format_ns(timed.end_ns)}"
+    for timed, number, op in ((t, n, half) for t in row for n, half in enumerate(t.op.halves)):
+        wide, tall = (timed.end_ns - timed.start_ns) * scale, ROW // len(timed.op.halves)
+        high = top + number * tall
+        told = f"{timed.op}: {format_ns(timed.start_ns)} to {format_ns(timed.end_ns)}"
         made.append(
-            f'<rect x="{_at(timed.start_ns, scale)}" y="{top}" width="{wide:.1f}" height="{ROW}" '
+            f'<rect x="{_at(timed.start_ns, scale)}" y="{high}" width="{wide:.1f}" height="{tall}" '
             f'fill="{colours.FILL[op.kind]}" stroke="#fff" stroke-width=".5"><title>{escape(told)}</title></rect>'
         )
         label = f"{op.kind.letter}{'' if op.microbatch is None else op.microbatch}"
         if wide > 7 * len(label):
             made.append(
-                f'<text x="{LEFT + timed.start_ns * scale + wide / 2:.1f}" y="{top + 14}" text-anchor="middle" '
+                f'<text x="{LEFT + timed.start_ns * scale + wide / 2:.1f}" y="{high + tall // 2 + 4}" '
+                'text-anchor="middle" '
                 f'fill="{colours.TEXT[op.kind]}" pointer-events="none">{escape(label)}</text>'
             )
     return made
@@ -140,7 +142,8 @@ def _columns(row: tuple[TimedOp, ...], top: int, span: int) -> list[str]:
         first, last = timed.start_ns * COLUMNS / span, timed.end_ns * COLUMNS / span
         for column in range(int(first), min(COLUMNS, int(last) + 1)):
             part = min(last, column + 1) - max(first, column)
-            filled[column][timed.op.kind] = filled[column].get(timed.op.kind, 0.0) + part
+            for op in timed.op.halves:
+                filled[column][op.kind] = filled[column].get(op.kind, 0.0) + part / len(timed.op.halves)
     kinds = [max(part, key=lambda kind: part[kind]) if sum(part.values()) >= 0.5 else None for part in filled]
     wide = (WIDTH - LEFT) / COLUMNS
     paths: dict[Kind, list[str]] = {}

@@ -73,7 +73,7 @@ class Panel:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds that occur, in the order of `Kind`."""
-        found = {timed.op.kind for row in self.timetable.rows for timed in row}
+        found = {op.kind for row in self.timetable.rows for timed in row for op in timed.op.halves}
         return tuple(kind for kind in Kind if kind in found)
 
     @property

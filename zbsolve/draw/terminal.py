@@ -8,13 +8,13 @@ own is not lost: the column it falls into turns into ``#``, or ``:`` where it is
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zbsolve.draw.colours import FILL, MEANING, TEXT
 from zbsolve.draw.panel import Panel, Ticks, panels, ticks
 from zbsolve.errors import InvalidInput
-from zbsolve.ops import Kind
+from zbsolve.ops import Kind, Op
 from zbsolve.timetable import TimedOp, Timetable
 from zbsolve.units import format_ns
 
@@ -128,9 +128,7 @@ class _Row:
                 owner[column] = index
         for index, run in _runs(owner, crowded):
             timed = row[index]
-            later = chunk_of.get(timed.op.stage, 0) > 0
-            cells[run.start : run.stop] = _label(timed, later, many, len(run))
-            kinds[run.start : run.stop] = [timed.op.kind] * len(run)
+            cells[run.start : run.stop], kinds[run.start : run.stop] = _shown(timed.op, chunk_of, many, len(run))
         for column in crowded:
             cells[column] = "#" if _busy_half(row, column, span, columns) else ":"
             kinds[column] = None
@@ -168,9 +166,16 @@ def _runs(owner: list[int | None], crowded: set[int]) -> Iterator[tuple[int, ran
         at = max(until, at + 1)
 
 
-def _label(timed: TimedOp, later: bool, many: bool, room: int) -> str:
+def _shown(op: Op, chunk_of: Mapping[int, int], many: bool, room: int) -> tuple[str, list[Kind | None]]:
+    """Text and kinds of the columns of an operation; of a pair the forward's half, then the backward's."""
+    halves = op.halves if room > 1 else op.halves[:1]
+    rooms = [room] if len(halves) == 1 else [room - room // 2, room // 2]
+    texts = [_label(half, chunk_of.get(half.stage, 0) > 0, many, own) for half, own in zip(halves, rooms, strict=True)]
+    return "".join(texts), [half.kind for half, own in zip(halves, rooms, strict=True) for _ in range(own)]
+
+
+def _label(op: Op, later: bool, many: bool, room: int) -> str:
     """Letter and microbatch, filled up with dashes; the stage too where a rank has more than two chunks."""
-    op = timed.op
     number = "" if op.microbatch is None else str(op.microbatch)
     letter = _LETTER[op.kind].lower() if later else _LETTER[op.kind]
     choices = [f"{letter}{number}@{op.stage}"] if many else []
@@ -219,6 +224,8 @@ def _legend(shown: tuple[Panel, ...], span: int, columns: int, width: int, crowd
     chunks = max(panel.chunks for panel in shown)
     if chunks > 1:
         entries.append("lower case: a later chunk of its rank" + (" (@ its stage)" if chunks > 2 else ""))
+    if any(t.op.beside is not None for panel in shown for row in panel.timetable.rows for t in row):
+        entries.append("a forward right ahead of a backward may run together with it: each has half of the columns")
     entries.append(". idle")
     if len(present) > len(used):
         entries.append("reductions of gradients run beside what is shown")

@@ -23,6 +23,7 @@ __all__ = [
     "forward_call",
     "joined_weight_call",
     "message_call",
+    "together_call",
 ]
 
 
@@ -167,6 +168,19 @@ def alone_call(desk: Desk, at: int, mark: Mark, run: Callable[[int], None], key:
         marks[at + 1] = mark()
 
     return alone
+
+
+def together_call(desk: Desk, at: int, first: Call, second: Call) -> Call:
+    """The function of two that run together: one after the other, as one operation."""
+    marks = desk.marks
+
+    def together() -> None:
+        first()
+        started = marks[at]
+        second()
+        marks[at] = started
+
+    return together
 
 
 def joined_weight_call(desk: Desk, at: int) -> Call:

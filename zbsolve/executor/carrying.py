@@ -18,6 +18,7 @@ runs its slices as microbatches that have nothing to do with each other.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ from zbsolve.executor.split import HeldBytes, SplitReport, SplitStage
 from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.split.shared import StageShare
 
-__all__ = ["ARGUMENT", "CarryingStage", "all_with_carry", "carries", "with_carry"]
+__all__ = ["ARGUMENT", "CarryingStage", "all_with_carry", "carries", "warn_if_none_carries", "with_carry"]
 
 ARGUMENT = "carry"
 """The argument by which a module says that it carries something from slice to slice."""
@@ -57,6 +58,18 @@ def all_with_carry(works: Mapping[int, StageWork], slices: int) -> dict[int, Sta
     return {
         number: with_carry(work, slices) if isinstance(work, SplitStage) else work for number, work in works.items()
     }
+
+
+def warn_if_none_carries(held: Iterable[Mapping[int, StageWork]], slices: int) -> None:
+    """Warn if sequences come in slices and no stage here hands anything from one to the next."""
+    works = [work for of_rank in held for work in of_rank.values()]
+    if slices > 1 and works and all(isinstance(work, SplitStage) for work in works):
+        warnings.warn(
+            f"no stage takes the argument {ARGUMENT!r}, so the {slices} slices of a sequence know nothing of each "
+            f"other: right where positions are computed one by one, wrong for attention, whose forward(x, {ARGUMENT}) "
+            f"returns (y, {ARGUMENT}); give stages the argument (it may be left alone) if that is meant",
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ lies in `Desk.mail`, one place a message::
 
 Actions that mean nothing to a transport, and hand-overs within the rank, leave no function.
 
+A forward and a backward that run together are one function after the other, and one operation of the trace: a rank
+computes in one thread, so what two streams of a device could hide is not hidden here.
+
 A B with its W right behind it, and no other operation that waits for what B finds (so on stage 0), runs as one
 plain backward: the gradients are the same, and nothing is kept for W in between. The trace shows a W of no length.
 """
@@ -29,6 +32,7 @@ from zbsolve.executor.actions import (
     forward_call,
     joined_weight_call,
     message_call,
+    together_call,
 )
 from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.carrying import CarryingStage
@@ -113,17 +117,18 @@ def training_program(
     desk = empty_desk(lowered, rank, microbatches)
     program = Program(desk=desk)
     row = lowered.rows[rank]
-    fused = {(a.op.stage, a.op.microbatch) for a in row if a.do is Do.COMPUTE and a.op.kind is Kind.BACKWARD}
-    again = {(a.op.stage, a.op.microbatch) for a in row if a.do is Do.COMPUTE and a.op.kind is Kind.RECOMPUTE}
+    runs = [(half, a) for a in row if a.do is Do.COMPUTE for half in a.op.halves]
+    fused = {(op.stage, op.microbatch) for op, _ in runs if op.kind is Kind.BACKWARD}
+    again = {(op.stage, op.microbatch) for op, _ in runs if op.kind is Kind.RECOMPUTE}
     alone = any(a.do is Do.COMPUTE and a.op.kind is Kind.RECOMPUTE for other in lowered.rows for a in other)
-    entering, leaving = _ends(lowered, rank)
+    entering, leaving = _messages(lowered, rank)
     joined = _joined(row, leaving)
     whole = fused | joined
-    last_weight = {
-        a.op.stage: a for a in row if a.do is Do.COMPUTE and a.op.kind in (Kind.BACKWARD_WEIGHT, Kind.BACKWARD)
-    }
+    last_weight = {op.stage: a for op, a in runs if op.kind in (Kind.BACKWARD_WEIGHT, Kind.BACKWARD)}
 
     def compute(op: Op, at: int) -> Call:
+        if op.beside is not None:
+            return together_call(desk, at, *(compute(half, at) for half in op.halves))
         assert op.microbatch is not None
         into, out = entering.get(op), leaving.get(op)
         stage, key = stages[op.stage], op.microbatch
@@ -160,8 +165,8 @@ def training_program(
         if action.do is Do.COMPUTE:
             made: Call | None = compute(action.op, 2 * len(program.ops))
             program.ops.append(action.op)
-            if last_weight.get(action.op.stage) is action:
-                extra = after_last_weight(action.op.stage)
+            for half in action.op.halves:
+                extra = after_last_weight(half.stage) if _ends(half, action, last_weight) else None
                 if extra is not None:
                     waiting_for_sends.append((action, extra))
         else:
@@ -188,7 +193,7 @@ def evaluation_program(
     """
     desk = empty_desk(lowered, rank, microbatches)
     program = Program(desk=desk)
-    entering, leaving = _ends(lowered, rank)
+    entering, leaving = _messages(lowered, rank)
     keep = mail.keeper()
     for action in lowered.rows[rank]:
         if action.do is Do.COMPUTE:
@@ -223,7 +228,12 @@ def _joined(row: Sequence[Action], leaving: Mapping[Op, int]) -> set[tuple[int, 
     }
 
 
-def _ends(lowered: Lowered, rank: int) -> tuple[dict[Op, int], dict[Op, int]]:
+def _ends(op: Op, action: Action, last_weight: Mapping[int, Action]) -> bool:
+    """Whether an operation of an action is the last that adds to the gradients of its stage."""
+    return op.kind in (Kind.BACKWARD_WEIGHT, Kind.BACKWARD) and last_weight.get(op.stage) is action
+
+
+def _messages(lowered: Lowered, rank: int) -> tuple[dict[Op, int], dict[Op, int]]:
     """The message that enters each operation of a rank, and the one that leaves it."""
     entering, leaving = {}, {}
     for number, message in enumerate(lowered.messages):

@@ -291,7 +291,7 @@ class Rank:
         if action.do is not Do.COMPUTE or action.op.kind is not Kind.FORWARD:
             return None
         for number, message in enumerate(self.lowered.messages):
-            if message.head == action.op and number in self._boundaries:
+            if message.head == action.op.halves[0] and number in self._boundaries:
                 return described(self._boundaries[number].specs or ())
         return None
 

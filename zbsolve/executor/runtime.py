@@ -26,7 +26,7 @@ import torch
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.building import building, refuse_unusable, settings_shown, timetable_named
-from zbsolve.executor.carrying import all_with_carry
+from zbsolve.executor.carrying import all_with_carry, warn_if_none_carries
 from zbsolve.executor.crew import Crew
 from zbsolve.executor.desk import StageWork
 from zbsolve.executor.feed import Feed
@@ -198,6 +198,7 @@ class Pipeline:
 
         with building(self.transport, named, hold):
             endpoints, held = self.transport.endpoints(), hold()
+            warn_if_none_carries(held, self.problem.slices)
             self.ranks = tuple(
                 Rank(
                     endpoint,

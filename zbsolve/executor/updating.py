@@ -46,7 +46,7 @@ def early_forwards(timetable: Timetable, chain: Sequence[int]) -> tuple[int, ...
     for row in timetable.order.rows:
         leading: list[Op] = []
         for op in row:
-            if op.kind is not Kind.FORWARD or op.stage == last:
+            if op.kind is not Kind.FORWARD or op.stage == last or op.beside is not None:
                 break
             leading.append(op)
         rows.append(leading)

@@ -226,6 +226,7 @@ def _explain(message: str) -> tuple[str, str]:
         limit = "2^62" if match.group(4) == str(2**62) else match.group(4)
         unit = ("" if match.group(1) != "str" else " characters") if match.group(2) else ""
         return where, f"expected {_worded(match.group(1))} {'of ' if match.group(2) else ''}{least} {limit}{unit}"
+    text = re.sub(r"of at (least|most) length (\d+)", r"of at \1 \2 elements", text)
     text = re.sub(r"`([^`]*)`", lambda m: _worded(m.group(1)), text)
     return where, plain(text[:1].lower() + text[1:])
 

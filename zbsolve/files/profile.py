@@ -10,7 +10,7 @@ from zbsolve.disk import PathLike, read_regular, write_atomic
 from zbsolve.files import shapes
 from zbsolve.files.parse import located, parse
 from zbsolve.files.text import json_bytes, toml_bytes
-from zbsolve.profile import Link, LinkOverride, Profile, ProfileSource, StageCost, StageSpread
+from zbsolve.profile import Link, LinkOverride, Overlap, Profile, ProfileSource, StageCost, StageSpread
 from zbsolve.units import parse_bytes, parse_ns
 
 __all__ = ["profile_bytes", "read_profile", "read_profile_bytes", "write_profile"]
@@ -53,8 +53,9 @@ def profile_from_shape(shape: shapes.ProfileShape, name: object, where: str) -> 
     stages = tuple(_stage(stage, name, f"{where}.stages[{i}]") for i, stage in enumerate(shape.stages))
     link = _link(shape.link, name, f"{where}.link")
     source = _source(shape.source, name, f"{where}.source")
+    overlaps = tuple(_overlap(o, name, f"{where}.overlaps[{i}]") for i, o in enumerate(shape.overlaps))
     with located(name, where):
-        return Profile(stages=stages, link=link, name=shape.name, source=source)
+        return Profile(stages=stages, link=link, name=shape.name, source=source, overlaps=overlaps)
 
 
 def _amounts(shape: Any, name: object, where: str) -> dict[str, Any]:
@@ -83,6 +84,12 @@ def _override(shape: shapes.OverrideShape, name: object, where: str) -> LinkOver
     values = _amounts(shape, name, where)
     with located(name, where):
         return LinkOverride(**values)
+
+
+def _overlap(shape: shapes.OverlapShape, name: object, where: str) -> Overlap:
+    values = _amounts(shape, name, where)
+    with located(name, where):
+        return Overlap(**values)
 
 
 def _link(shape: shapes.LinkShape, name: object, where: str) -> Link:
@@ -126,7 +133,8 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
     }
     plain = {key: _without_defaults(value) for key, value in plain.items()}
     plain["stages"] = [_stage_to_plain(stage) for stage in profile.stages]
-    order = ("name", "stages", "link", "source")
+    plain["overlaps"] = [_known(overlap, *Overlap.__slots__) for overlap in profile.overlaps]
+    order = ("name", "stages", "overlaps", "link", "source")
     return {key: plain[key] for key in order if plain[key]}
 
 

@@ -18,6 +18,8 @@ __all__ = [
     "PROFILE",
     "TIMETABLE",
     "LinkShape",
+    "OpShape",
+    "OverlapShape",
     "OverrideShape",
     "PlacementShape",
     "ProblemShape",
@@ -96,6 +98,15 @@ class LinkShape(_Shape, frozen=True, kw_only=True):
     overrides: Annotated[list[OverrideShape], Meta(max_length=_MOST_OVERRIDES)] = []
 
 
+class OverlapShape(_Shape, frozen=True, kw_only=True):
+    """What a forward and a backward of two microbatches take together on one rank."""
+
+    forward_stage: Whole
+    backward_stage: Whole
+    forward_backward_overlap_ns: Ns
+    forward_backward_input_overlap_ns: Ns | UnsetType = UNSET
+
+
 class SpreadShape(_Shape, frozen=True, kw_only=True):
     """Interquartile ranges of a stage's measured durations."""
 
@@ -124,6 +135,7 @@ class ProfileShape(_Shape, frozen=True, kw_only=True):
     stages: Annotated[list[StageShape], Meta(min_length=1, max_length=MAX_STAGES)]
     link: LinkShape = LinkShape()
     source: SourceShape = SourceShape()
+    overlaps: Annotated[list[OverlapShape], Meta(max_length=_MOST_OVERRIDES)] = []
 
 
 class ProfileFile(ProfileShape, frozen=True, kw_only=True):
@@ -147,7 +159,7 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     microbatches: Whole
     memory_limit: Limit | list[Limit] = None
     objective: Literal["period", "makespan"] = "period"
-    allow: tuple[Literal["fused", "recompute", "split"], ...] = ("fused", "split")
+    allow: tuple[Literal["fused", "paired", "recompute", "split"], ...] = ("fused", "split")
     route_of: list[Whole] | UnsetType = UNSET
     rank_factors: list[Factor] | UnsetType = UNSET
     microbatch_factors: list[Factor] | UnsetType = UNSET
@@ -179,19 +191,27 @@ class SolverShape(_Shape, frozen=True, kw_only=True):
     seconds: float
 
 
-OpShape = tuple[
-    Literal["forward", "backward_input", "backward_weight", "backward", "recompute", "reduce_gradient", "optimizer"],
-    Count,
-    Count | None,
-    Count,
-    Count,
+KindName = Literal[
+    "forward", "backward_input", "backward_weight", "backward", "recompute", "reduce_gradient", "optimizer"
 ]
+
+
+class OpShape(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A list: kind, stage, microbatch, start and end in ns, and, where two run together, what the second one is."""
+
+    kind: KindName
+    stage: Count
+    microbatch: Count | None
+    start_ns: Count
+    end_ns: Count
+    beside: tuple[Literal["backward", "backward_input"], Count, Count] | UnsetType = UNSET
 
 
 class TimetableFile(_Shape, frozen=True, kw_only=True):
     """A timetable file: ["forward", stage, microbatch, start_ns, end_ns] for each operation of each rank.
 
-    The microbatch is null for what is done once an iteration.
+    The microbatch is null for what is done once an iteration. A forward with which a backward runs together has
+    that as a sixth element, ["backward", stage, microbatch].
     """
 
     format: Literal["zbsolve.timetable/1"]

@@ -23,7 +23,7 @@ def _json(value: Any, pad: str) -> str:
     deeper = pad + "  "
     if isinstance(value, dict) and value:
         return _lines("{", [f"{_word(key)}: {_json(item, deeper)}" for key, item in value.items()], pad, "}")
-    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+    if isinstance(value, list) and value and isinstance(value[0], dict | list):  # an operation begins with its kind
         return _lines("[", [_json(v, deeper) if isinstance(v, list) else _word(v) for v in value], pad, "]")
     return _word(value)
 

@@ -158,7 +158,11 @@ def timetable_bytes(timetable: Timetable | Solution) -> bytes:
 
 
 def _operation(timed: TimedOp) -> list[Any]:
-    return [timed.op.kind.value, timed.op.stage, timed.op.microbatch, timed.start_ns, timed.end_ns]
+    op = timed.op
+    written: list[Any] = [op.kind.value, op.stage, op.microbatch, timed.start_ns, timed.end_ns]
+    if op.beside is not None:
+        written.append([op.beside.kind.value, op.beside.stage, op.beside.microbatch])
+    return written
 
 
 def _problem_to_plain(problem: Problem) -> dict[str, Any]:
@@ -198,7 +202,7 @@ def _record_to_plain(record: SolverRecord) -> dict[str, Any]:
 def _read(data: bytes, name: object) -> tuple[Timetable, SolverRecord | None]:
     shape = parse(data, name, shapes.TimetableFile)
     # files from before reductions and optimizers were operations do not say, and have none
-    ends = any(Kind(op[0]).of_iteration for row in shape.ranks for op in reversed(row))
+    ends = any(Kind(op.kind).of_iteration for row in shape.ranks for op in reversed(row))
     problem = _problem(shape.problem, name, "$.problem", ends=ends)
     if len(shape.ranks) != problem.placement.ranks:
         raise FileFormatError(
@@ -213,24 +217,32 @@ def _read(data: bytes, name: object) -> tuple[Timetable, SolverRecord | None]:
 
 
 def _row(row: list[shapes.OpShape], problem: Problem, name: object, where: str) -> tuple[TimedOp, ...]:
-    stages, microbatches = problem.placement.stages, problem.microbatches
     timed = []
-    for i, (kind, stage, microbatch, start_ns, end_ns) in enumerate(row):
-        if stage >= stages:
-            raise FileFormatError(
-                name, f"the problem has {counted(stages, 'stage')}, numbered from 0; got {stage}", f"{where}[{i}][1]"
-            )
-        if (microbatch is None) != Kind(kind).of_iteration:
-            wanted = "expected a whole number, got null" if microbatch is None else f"{kind} has no microbatch: null"
-            raise FileFormatError(name, wanted, f"{where}[{i}][2]")
-        if microbatch is not None and microbatch >= microbatches:
-            raise FileFormatError(
-                name,
-                f"the problem has {counted(microbatches, 'microbatch')}, numbered from 0; got {microbatch}",
-                f"{where}[{i}][2]",
-            )
-        timed.append(TimedOp(Op(Kind(kind), stage, microbatch), start_ns, end_ns))
+    for i, shape in enumerate(row):
+        op = _op(shape.kind, shape.stage, shape.microbatch, problem, name, where, (i,))
+        if shape.beside is not UNSET:
+            if op.kind is not Kind.FORWARD:
+                raise FileFormatError(name, "only beside a forward does something run together", f"{where}[{i}][5]")
+            op = Op(op.kind, op.stage, op.microbatch, _op(*shape.beside, problem, name, where, (i, 5)))
+        timed.append(TimedOp(op, shape.start_ns, shape.end_ns))
     return tuple(timed)
+
+
+def _op(
+    kind: str, stage: int, microbatch: int | None, problem: Problem, name: object, where: str, at: tuple[int, ...]
+) -> Op:
+    """An operation of the problem; `at` are the places in the row where it stands, for messages."""
+    stages, microbatches = problem.placement.stages, problem.microbatches
+    message, field = "", 2
+    if stage >= stages:
+        message, field = f"the problem has {counted(stages, 'stage')}, numbered from 0; got {stage}", 1
+    elif (microbatch is None) != Kind(kind).of_iteration:
+        message = "expected a whole number, got null" if microbatch is None else f"{kind} has no microbatch: null"
+    elif microbatch is not None and microbatch >= microbatches:
+        message = f"the problem has {counted(microbatches, 'microbatch')}, numbered from 0; got {microbatch}"
+    if message:
+        raise FileFormatError(name, message, where + "".join(f"[{place}]" for place in (*at, field)))
+    return Op(Kind(kind), stage, microbatch)
 
 
 def _problem(shape: shapes.ProblemShape, name: object, where: str, *, ends: bool) -> Problem:

@@ -19,6 +19,7 @@ import heapq
 import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from zbsolve.disk import write_atomic
 from zbsolve.errors import OrderError
 from zbsolve.metrics import memory_curve
 from zbsolve.opgraph import OpGraph
+from zbsolve.opgraph.pairs import handed
 from zbsolve.ops import Op
 from zbsolve.timetable import TimedOp, Timetable
 from zbsolve.trace import Trace
@@ -117,15 +119,17 @@ def _planned(graph: OpGraph, timetable: Timetable) -> list[_Passing]:
     lines = queued_transfers(problem, timetable.rows, period_ns=period).values()
     queued = {(sent.tail, sent.head): sent for line in lines for sent in line}
     rank = graph.rank.tolist()
-    end = {timed.op: timed.end_ns for row in timetable.rows for timed in row}
+    end = {op: timed.end_ns for row in timetable.rows for timed in row for op in timed.op.halves}
+    before: Counter[tuple[int, int]] = Counter()
     columns = (a.tolist() for a in (graph.arc_tail, graph.arc_head, graph.arc_lag_ns, graph.arc_bytes))
     found = []
     for tail, head, lag, size in zip(*columns, strict=True):
         if size >= 0 and rank[tail] != rank[head]:
-            op, needs = graph.op(tail), graph.op(head)
-            sent = queued.get((op, needs))
-            times = (end[op], end[op] + lag) if sent is None else (sent.start_ns, sent.arrival_ns)
-            found.append(_Passing(op, needs, rank[tail], rank[head], *times))
+            gives, needs = handed(graph.op(tail), graph.op(head))[before[tail, head]]
+            before[tail, head] += 1
+            sent = queued.get((gives, needs))
+            times = (end[gives], end[gives] + lag) if sent is None else (sent.start_ns, sent.arrival_ns)
+            found.append(_Passing(gives, needs, rank[tail], rank[head], *times))
     return found
 
 
@@ -171,7 +175,7 @@ class _Run:
                     continue
                 yield _slice(process, thread, piece)
                 if timed is not None:
-                    where[timed.op] = process, thread, timed
+                    where.update(dict.fromkeys(timed.op.halves, (process, thread, timed)))
             for time_ns, size in memory[rank]:
                 yield _event("C", "memory", process, 0, time_ns, args={"bytes": size})
         for arrow, message in enumerate(self.passing, start=1):
@@ -212,9 +216,7 @@ class _Run:
 def _operation(timed: TimedOp, plan: TimedOp | None) -> _Slice:
     op = timed.op
     args: dict[str, object] = {
-        "kind": op.kind.value,
-        "stage": op.stage,
-        "microbatch": op.microbatch,
+        **op.fields,
         "start_ns": timed.start_ns,
         "duration_ns": timed.end_ns - timed.start_ns,
     }

@@ -15,7 +15,7 @@ COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Ki
 """The operations of one microbatch that every tool knows."""
 
 
-def refuse_other_operations(timetable: Timetable, known: Container[Kind], tool: str) -> None:
+def refuse_other_operations(timetable: Timetable, known: Container[Kind], tool: str, *, paired: bool = False) -> None:
     """Refuse a timetable with an operation that a tool has no word for.
 
     Parameters
@@ -26,6 +26,8 @@ def refuse_other_operations(timetable: Timetable, known: Container[Kind], tool: 
         The kinds that the tool can say, each for one microbatch.
     tool
         How messages call it.
+    paired
+        Whether it can say that two operations run together.
 
     Raises
     ------
@@ -37,9 +39,10 @@ def refuse_other_operations(timetable: Timetable, known: Container[Kind], tool: 
             op = timed.op
             if op.kind not in known or op.microbatch is None:
                 raise ProblemError(f"{tool} has no word for {op.kind.value} ({op}, rank {rank}); solve without it")
-            if getattr(op, "beside", None) is not None:
+            if op.beside is not None and not paired:
+                forward, back = op.halves
                 raise ProblemError(
-                    f"{tool} runs one operation at a time, but rank {rank} runs {op} together with {op.beside}; "  # type: ignore[attr-defined]
+                    f"{tool} runs one operation at a time, but rank {rank} runs {forward} together with {back}; "
                     "solve without pairs"
                 )
 

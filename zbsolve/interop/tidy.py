@@ -35,6 +35,8 @@ COLUMNS = (
 def tidy_rows(timetable: Timetable) -> list[tuple[int | str | None, ...]]:
     """The table without its header: a tuple of `COLUMNS` an operation, rank by rank in row order.
 
+    What runs together has two rows at one position.
+
     Raises
     ------
     OrderError
@@ -48,10 +50,10 @@ def tidy_rows(timetable: Timetable) -> list[tuple[int | str | None, ...]]:
         chunk = {stage: number for number, stage in enumerate(problem.placement.stages_of(rank))}
         levels = memory_levels(graph, nodes, rank)[:, 1].tolist()
         for position, (timed, held) in enumerate(zip(timetable.rows[rank], levels, strict=True)):
-            op = timed.op
-            which = (None, None) if op.microbatch is None else (op.microbatch, problem.route_of[op.microbatch])
-            cells = (rank, position, op.kind.value, op.stage, chunk[op.stage], *which)
-            rows.append((*cells, timed.start_ns, timed.end_ns, timed.end_ns - timed.start_ns, held))
+            for op in timed.op.halves:
+                which = (None, None) if op.microbatch is None else (op.microbatch, problem.route_of[op.microbatch])
+                cells = (rank, position, op.kind.value, op.stage, chunk[op.stage], *which)
+                rows.append((*cells, timed.start_ns, timed.end_ns, timed.end_ns - timed.start_ns, held))
     return rows
 
 

@@ -59,7 +59,8 @@ class Action:
     do
         What it does.
     op
-        The operation it is for: the one that runs, that gives the message, or that needs it.
+        The operation it is for: the one that runs, that gives the message, or that needs it. What runs
+        together is one `compute`; a message is that of one half of the pair.
     message
         Index in `Lowered.messages`; -1 for `compute`.
     """
@@ -79,7 +80,7 @@ class Message:
     Parameters
     ----------
     tail, head
-        The operation that gives it and the one that needs it.
+        The operation that gives it and the one that needs it; of a pair the half that does.
     sender, receiver
         Their ranks.
     bytes

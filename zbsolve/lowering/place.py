@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from zbsolve.check import violations
 from zbsolve.errors import OrderError
 from zbsolve.lowering.actions import Action, Buffers, Do, Lowered, Message
 from zbsolve.opgraph import KINDS, OpGraph
+from zbsolve.opgraph.pairs import handed
 from zbsolve.ops import Kind, Op
 from zbsolve.timetable import Timetable
 
@@ -57,23 +58,26 @@ def lower(timetable: Timetable, *, forward_only: bool = False) -> Lowered:
     # what ends the iteration is the executor's own: it sums and optimizes as stages are complete
     nodes = [[node for node in row if graph.microbatch[node] >= 0] for row in encoded]
     _refuse_impossible_times(graph, nodes, start, end)
-    plan = _Plan(graph, nodes, start, end, _sequence(timetable, graph, nodes, start))
+    ops = [graph.op(node) for node in range(len(graph))]
+    plan = _Plan(graph, nodes, start, end, _sequence(timetable, graph, nodes, start), ops)
     if forward_only:
         forward = KINDS.index(Kind.FORWARD)
         keep = (graph.kind == forward).tolist()
-        plan = _Plan(graph, [[n for n in row if keep[n]] for row in nodes], start, end, plan.sequence)
+        forwards = [op.halves[0] for op in ops]  # of what runs together, the forward
+        plan = _Plan(graph, [[n for n in row if keep[n]] for row in nodes], start, end, plan.sequence, forwards)
     return _assemble(plan)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The rows as nodes, with planned times and the place of every node in the one sequence."""
+    """The rows as nodes, with planned times, the place of every node in the one sequence, and its operation."""
 
     graph: OpGraph
     rows: list[list[int]]
     start: list[int]
     end: list[int]
     sequence: list[int]
+    ops: list[Op]
 
 
 @dataclass(slots=True)
@@ -82,6 +86,8 @@ class _Crossing:
 
     tail: int
     head: int
+    tail_op: Op
+    head_op: Op
     bytes: int
     tail_place: int
     head_place: int
@@ -144,19 +150,15 @@ def _assemble(plan: _Plan) -> Lowered:
         edge = rank_of[crossing.tail], rank_of[crossing.head]
         if edge[0] != edge[1]:
             by_edge[edge].append(crossing)
-            crossing.release = last_use[rank_of[crossing.head], _cell(graph, crossing.head)]
+            crossing.release = last_use[rank_of[crossing.head], _cell(crossing.head_op)]
     for edge, on_edge in by_edge.items():
         on_edge.sort(key=lambda c: c.tail_place)
         _place_posts(plan, edge[1], on_edge)
         _place_completions(plan, edge[0], on_edge)
-    ops = [
-        Op(KINDS[k], s, j)
-        for k, s, j in zip(*(a.tolist() for a in (graph.kind, graph.stage, graph.microbatch)), strict=True)
-    ]
-    writer = _Writer(ops, rank_of, crossings, ranks)
+    writer = _Writer(plan.ops, rank_of, crossings, ranks)
     rows = tuple(writer.row(rank, row) for rank, row in enumerate(plan.rows))
     messages = tuple(
-        Message(ops[c.tail], ops[c.head], rank_of[c.tail], rank_of[c.head], c.bytes, writer.slot.get(m, -1))
+        Message(c.tail_op, c.head_op, rank_of[c.tail], rank_of[c.head], c.bytes, writer.slot.get(m, -1))
         for m, c in enumerate(crossings)
     )
     buffers = tuple(_buffers(row, messages) for row in rows)
@@ -168,24 +170,30 @@ def _crossings(plan: _Plan) -> list[_Crossing]:
     graph = plan.graph
     place = {node: at for row in plan.rows for at, node in enumerate(row)}
     columns = (graph.arc_tail.tolist(), graph.arc_head.tolist(), graph.arc_bytes.tolist())
-    found = [
-        _Crossing(tail, head, size, place[tail], place[head])
-        for tail, head, size in zip(*columns, strict=True)
-        if size >= 0 and tail in place and head in place
-    ]
+    found: list[_Crossing] = []
+    before: Counter[tuple[int, int]] = Counter()
+    for tail, head, size in zip(*columns, strict=True):
+        if size >= 0 and tail in place and head in place:
+            possible = handed(plan.ops[tail], plan.ops[head])
+            at = before[tail, head]
+            if at < len(possible):  # else one of a backward, which is left out
+                before[tail, head] += 1
+                found.append(_Crossing(tail, head, *possible[at], size, place[tail], place[head]))
     found.sort(key=lambda c: (plan.sequence[c.tail], plan.sequence[c.head]))
     return found
 
 
-def _cell(graph: OpGraph, node: int) -> tuple[int, int]:
-    return int(graph.stage[node]), int(graph.microbatch[node])
+def _cell(op: Op) -> tuple[int, int | None]:
+    return op.stage, op.microbatch
 
 
-def _last_uses(plan: _Plan) -> dict[tuple[int, tuple[int, int]], int]:
+def _last_uses(plan: _Plan) -> dict[tuple[int, tuple[int, int | None]], int]:
     """Where in its row a stage is done with a microbatch: until then it may look at what it received."""
-    stage, microbatch = plan.graph.stage.tolist(), plan.graph.microbatch.tolist()
     return {
-        (rank, (stage[node], microbatch[node])): at for rank, row in enumerate(plan.rows) for at, node in enumerate(row)
+        (rank, _cell(op)): at
+        for rank, row in enumerate(plan.rows)
+        for at, node in enumerate(row)
+        for op in plan.ops[node].halves
     }
 
 
@@ -259,10 +267,11 @@ class _Writer:
             if at == len(nodes):
                 break
             node = nodes[at]
-            made += [Action(Do.WAIT, self._ops[node], message) for message in self._incoming.get(node, ())]
+            made += [Action(Do.WAIT, self._head(message), message) for message in self._incoming.get(node, ())]
             made.append(Action(Do.COMPUTE, self._ops[node]))
             for message in self._outgoing.get(node, ()):
-                made.append(Action(Do.HAND_OVER if self._local[message] else Do.SEND, self._ops[node], message))
+                do = Do.HAND_OVER if self._local[message] else Do.SEND
+                made.append(Action(do, self._tail(message), message))
             for message in releases.get(at, ()):
                 forward = self._head(message).kind is Kind.FORWARD
                 heapq.heappush(free[forward], self.slot[message])
@@ -270,10 +279,10 @@ class _Writer:
         return tuple(made)
 
     def _head(self, message: int) -> Op:
-        return self._ops[self._crossings[message].head]
+        return self._crossings[message].head_op
 
     def _tail(self, message: int) -> Op:
-        return self._ops[self._crossings[message].tail]
+        return self._crossings[message].tail_op
 
 
 def _buffers(row: Sequence[Action], messages: Sequence[Message]) -> Buffers:
@@ -284,7 +293,7 @@ def _buffers(row: Sequence[Action], messages: Sequence[Message]) -> Buffers:
     for action in row:
         message = messages[action.message] if action.message >= 0 else None
         if message is None:
-            under_way -= entering.pop(action.op, 0)
+            under_way -= sum(entering.pop(half, 0) for half in action.op.halves)
         elif action.do is Do.POST:
             key = message.direction, message.slot
             largest[key] = max(largest.get(key, 0), message.bytes)

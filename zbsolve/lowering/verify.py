@@ -55,7 +55,8 @@ def faults(lowered: Lowered) -> tuple[str, ...]:
     for rank, row in enumerate(lowered.rows):
         for at, action in enumerate(row):
             if action.do is Do.COMPUTE:
-                computes[action.op].append((rank, at))
+                for half in action.op.halves:
+                    computes[half].append((rank, at))
             elif not 0 <= action.message < len(lowered.messages):
                 return (f"rank {rank}: {action} is of no message",)
             else:

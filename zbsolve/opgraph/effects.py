@@ -6,17 +6,18 @@ import numpy as np
 
 from zbsolve.errors import ProblemError
 from zbsolve.opgraph.kinds import MICROBATCH_KINDS, REDUCE, Int8, Int32, Int64
+from zbsolve.opgraph.pairs import Beside, with_pairs
 from zbsolve.opgraph.parts import Parts
 from zbsolve.problem import Problem
 from zbsolve.units import MAX_AMOUNT
 
 
 def effects(
-    problem: Problem, parts: Parts, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32
+    problem: Problem, parts: Parts, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32, beside: Beside
 ) -> tuple[Int64, Int64, Int64]:
     """Duration and memory effect of every node: the one table of what each kind does.
 
-    What ends the iteration holds no memory of its own: its buffers are static.
+    What ends the iteration holds no memory of its own: its buffers are static. A pair has the effects of both halves.
     """
     shape = (MICROBATCH_KINDS, problem.placement.stages, problem.microbatches)
     duration, start, end = (np.zeros(shape, dtype=np.int64) for _ in range(3))
@@ -40,4 +41,4 @@ def effects(
         cost = problem.cost(int(stage[node]), None, rank=int(rank[node]))
         of_node[0][node] = cost.grad_reduce_ns if kind[node] == REDUCE else cost.optimizer_ns
         of_node[1][node] = of_node[2][node] = 0
-    return of_node
+    return with_pairs(problem, beside, stage, microbatch, of_node, (duration, start, end))

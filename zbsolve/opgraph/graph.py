@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from zbsolve.errors import OrderError, ProblemError
 from zbsolve.opgraph.arcs import backward_chain, end_of_iteration, forward_chain, join, within_stage
 from zbsolve.opgraph.effects import effects
-from zbsolve.opgraph.kinds import CODE, KINDS, REDUCE, Int8, Int32, Int64
+from zbsolve.opgraph.kinds import KINDS, REDUCE, Int8, Int32, Int64
 from zbsolve.opgraph.links import QueueingLink, links_of
 from zbsolve.opgraph.nodes import default_nodes, given_nodes
+from zbsolve.opgraph.pairs import Beside, key_of, no_pairs, paired_with
 from zbsolve.opgraph.parts import index_parts
 from zbsolve.opgraph.slices import slice_chains
 from zbsolve.opgraph.twins import twins_of
@@ -44,7 +45,9 @@ class OpGraph:
     Parameters
     ----------
     kind, stage, microbatch, rank
-        Shape N: which operation (`kind` indexes `KINDS`), in whose row.
+        Shape N: which operation (`kind` indexes `KINDS`), in whose row; of a pair, its forward.
+    beside
+        The backwards that run together with forwards, by node.
     lane
         Shape N; lanes 0..R-1 are the ranks' compute, the next R their networks, where any is used.
     lanes
@@ -83,6 +86,7 @@ class OpGraph:
     stage: Int32
     microbatch: Int32
     rank: Int32
+    beside: Beside
     lane: Int32
     lanes: tuple[Lane, ...]
     duration_ns: Int64
@@ -122,9 +126,11 @@ class OpGraph:
         ProblemError
             If all durations or bytes together exceed 2^62.
         """
-        kind, stage, microbatch, rank = default_nodes(problem) if ops is None else given_nodes(problem, ops)
-        parts = index_parts(problem, kind, stage, microbatch)
-        duration, start_bytes, end_bytes = effects(problem, parts, kind, stage, microbatch, rank)
+        given = None if ops is None else [tuple(row) for row in ops]
+        kind, stage, microbatch, rank = default_nodes(problem) if given is None else given_nodes(problem, given)
+        beside = no_pairs() if given is None else paired_with(problem, given)
+        parts = index_parts(problem, kind, stage, microbatch, beside)
+        duration, start_bytes, end_bytes = effects(problem, parts, kind, stage, microbatch, rank, beside)
         families = [forward_chain(problem, parts), *slice_chains(problem, parts)]
         if not problem.forward_only:
             families += [backward_chain(problem, parts), within_stage(parts)]
@@ -141,6 +147,7 @@ class OpGraph:
             stage=stage,
             microbatch=microbatch,
             rank=rank,
+            beside=beside,
             lane=np.where(kind == REDUCE, rank + problem.placement.ranks, rank).astype(np.int32),
             lanes=_lanes(problem, kind),
             duration_ns=duration,
@@ -157,7 +164,7 @@ class OpGraph:
             pred_ptr=_pointers(head, nodes),
             succ_ptr=_pointers(tail, nodes),
             succ_arc=np.argsort(tail, kind="stable").astype(np.int32),
-            twin=twins_of(problem, kind, stage, microbatch, rank),
+            twin=twins_of(problem, kind, stage, microbatch, rank, beside),
             base_bytes=np.asarray(base, dtype=np.int64),
             limit_bytes=np.asarray([MAX_AMOUNT if b is None else b for b in problem.limit_bytes], dtype=np.int64),
             problem=problem,
@@ -179,7 +186,8 @@ class OpGraph:
     def op(self, node: int) -> Op:
         """The operation that a node stands for."""
         microbatch = int(self.microbatch[node])
-        return Op(KINDS[self.kind[node]], int(self.stage[node]), None if microbatch < 0 else microbatch)
+        beside = self.beside.at(node)
+        return Op(KINDS[self.kind[node]], int(self.stage[node]), None if microbatch < 0 else microbatch, beside)
 
     def index(self, rank: int, op: Op) -> int:
         """The node of an operation in a rank's row.
@@ -189,13 +197,11 @@ class OpGraph:
         OrderError
             If the graph has no such node.
         """
+        kind, stage, microbatch = key_of(op)
         found = np.flatnonzero(
-            (self.rank == rank)
-            & (self.kind == CODE[op.kind])
-            & (self.stage == op.stage)
-            & (self.microbatch == (-1 if op.microbatch is None else op.microbatch))
+            (self.rank == rank) & (self.kind == kind) & (self.stage == stage) & (self.microbatch == microbatch)
         )
-        if len(found) != 1:
+        if len(found) != 1 or self.op(int(found[0])) != op:
             raise OrderError(f"{op} is not an operation of rank {rank} here")
         return int(found[0])
 
@@ -211,14 +217,13 @@ class OpGraph:
             raise OrderError(f"the order has {len(order.rows)} rows, the problem has {self.ranks} ranks")
         key = zip(self.rank.tolist(), self.kind.tolist(), self.stage.tolist(), self.microbatch.tolist(), strict=True)
         node_of = {k: i for i, k in enumerate(key)}
+        beside = self.beside.by_node()
         rows = []
         for rank, row in enumerate(order.rows):
             nodes = []
             for op in row:
-                node = node_of.pop(
-                    (rank, CODE[op.kind], op.stage, -1 if op.microbatch is None else op.microbatch), None
-                )
-                if node is None:
+                node = node_of.pop((rank, *key_of(op)), None)
+                if node is None or beside.get(node) != op.beside:
                     raise OrderError(f"rank {rank} cannot run {op}: it stands twice, or does not belong there")
                 nodes.append(node)
             rows.append(np.asarray(nodes, dtype=np.int32))
@@ -233,7 +238,10 @@ class OpGraph:
         """The order that arrays of nodes, one a rank, stand for."""
         kind, stage, microbatch = self.kind.tolist(), self.stage.tolist(), self.microbatch.tolist()
         number = [None if j < 0 else j for j in microbatch]
-        return Order(tuple(tuple(Op(KINDS[kind[i]], stage[i], number[i]) for i in row) for row in rows))
+        beside = self.beside.by_node()
+        return Order(
+            tuple(tuple(Op(KINDS[kind[i]], stage[i], number[i], beside.get(int(i))) for i in row) for row in rows)
+        )
 
     def by_lane(self, rows: Sequence[Sequence[int] | Int32]) -> list[list[int]]:
         """The rows of the ranks as one row a lane: what each lane runs, in that sequence."""
@@ -259,7 +267,13 @@ class OpGraph:
             )
         columns = (self.arc_tail, self.arc_head, self.arc_lag_ns, self.arc_bytes)
         for tail, head, lag, size in zip(*(c.tolist() for c in columns), strict=True):
-            graph.add_edge(self.op(tail), self.op(head), lag_ns=lag, bytes=size)
+            edge = self.op(tail), self.op(head)
+            known = graph.edges.get(edge)  # two pairs may hand each other two tensors
+            if known is None:
+                graph.add_edge(*edge, lag_ns=lag, bytes=size)
+            else:
+                known["lag_ns"] = max(known["lag_ns"], lag)
+                known["bytes"] = max(known["bytes"], 0) + max(size, 0)
         return graph
 
 

@@ -8,13 +8,14 @@ import numpy as np
 
 from zbsolve.errors import OrderError
 from zbsolve.opgraph.kinds import ABSENT, DONE_BY, OPTIMIZER, Int8, Int32
+from zbsolve.opgraph.pairs import Beside
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The node that does each part, shape (stages, microbatches); a fused backward does two.
+    """The node that does each part, shape (stages, microbatches); a fused backward does two, a pair those of both.
 
     Of a problem with forwards only the tables of the backward stay empty: -1 everywhere. So is that of
     what is computed again wherever nothing is.
@@ -26,17 +27,21 @@ class Parts:
     recompute: Int32
 
 
-def index_parts(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32) -> Parts:
+def index_parts(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, beside: Beside) -> Parts:
     """The tables of parts, each part done exactly once, and computed again at most once."""
     shape = (problem.placement.stages, problem.microbatches)
     tables = []
     kind = np.where(microbatch < 0, OPTIMIZER, kind)  # not of a microbatch
+    node = np.arange(len(kind), dtype=np.int32)
+    if len(beside.node):
+        node, kind = np.concatenate([node, beside.node]), np.concatenate([kind, beside.kind])
+        stage, microbatch = np.concatenate([stage, beside.stage]), np.concatenate([microbatch, beside.microbatch])
     for part, codes in DONE_BY:
-        nodes = np.flatnonzero(np.isin(kind, codes))
+        doers = np.flatnonzero(np.isin(kind, codes))
         table = np.full(shape, ABSENT, dtype=np.int32)
-        table[stage[nodes], microbatch[nodes]] = nodes
+        table[stage[doers], microbatch[doers]] = node[doers]
         done = np.zeros(shape, dtype=np.int64)
-        np.add.at(done, (stage[nodes], microbatch[nodes]), 1)
+        np.add.at(done, (stage[doers], microbatch[doers]), 1)
         due = np.minimum(done, 1) if part is Kind.RECOMPUTE else part is Kind.FORWARD or not problem.forward_only
         wrong = np.argwhere(done != due)
         if len(wrong):

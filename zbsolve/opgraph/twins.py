@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from zbsolve.opgraph.kinds import AGAIN, BW, KINDS, Int8, Int32
+from zbsolve.opgraph.pairs import Beside
 from zbsolve.problem import Problem
 
 
-def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32) -> Int32:
+def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32, beside: Beside) -> Int32:
     """Microbatches alike in route, in costs and in what is fused or computed again share classes of operations.
 
     Of sequences in slices whole ones are alike, and share a class for each place in them: giving every class
     out in turn keeps the slices of a sequence one behind the other only if all its places change together.
-    What ends the iteration has no twin.
+    What ends the iteration has no twin, and neither has a sequence of which something runs together with another's.
     """
+    lonely = set(beside.microbatch.tolist()) | set(microbatch[beside.node].tolist())
     form = np.zeros((2, problem.microbatches, problem.placement.stages), dtype=bool)
     for chosen, code in zip(form, (BW, AGAIN), strict=True):
         chosen[microbatch[kind == code], stage[kind == code]] = True
@@ -24,7 +26,8 @@ def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank
         run = slice(first, first + problem.slices)
         costs = tuple(problem.cost(s, j) for j in range(run.start, run.stop) for s in range(problem.placement.stages))
         route = (problem.route_of or ())[first]
-        number = signature.setdefault((route, costs, form[:, run].tobytes()), len(signature))
+        own = first if lonely & set(range(run.start, run.stop)) else -1
+        number = signature.setdefault((route, costs, form[:, run].tobytes(), own), len(signature))
         alike[run] = number * problem.slices + np.arange(problem.slices)
     stages = problem.placement.stages
     key = (alike[microbatch] * len(KINDS) + kind) * stages + stage

@@ -171,8 +171,8 @@ def solve_choosing(
     seed: int,
     start: Order | None,
     on_progress: Callable[[Progress], None] | None,
-) -> Solution:
-    """Solve a problem in which forwards may be computed again.
+) -> tuple[Solution, bool]:
+    """Solve a problem in which forwards may be computed again; and whether that was interrupted.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def solve_choosing(
     if search.best is None:
         raise NothingFound("no timetable was found; give more time, a larger work limit, or a larger memory limit")
     value, timetable, method = search.best
-    return Solution(
+    solution = Solution(
         timetable=timetable,
         metrics=metrics(timetable),
         status="optimal" if value == search.bound.value_ns else "feasible",
@@ -210,3 +210,4 @@ def solve_choosing(
         digest=problem.digest,
         lost=search.lost,
     )
+    return solution, search.interrupted

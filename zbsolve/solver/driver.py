@@ -28,12 +28,13 @@ from zbsolve.solution import Bound, Solution, relative_gap
 from zbsolve.solver.again import may_gain, stripped
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.case import Case
-from zbsolve.solver.choosing import Limits, solve_choosing
+from zbsolve.solver.choosing import Inner, Limits, solve_choosing
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.crew import Crew, InLine, Processes
 from zbsolve.solver.director import Director
 from zbsolve.solver.fusing import fuse
 from zbsolve.solver.incumbent import Incumbent, Progress
+from zbsolve.solver.pairs import may_pair, solve_paired
 from zbsolve.solver.pool import Pool
 from zbsolve.solver.portfolio import add_plain, add_published, plain_drafts, published_names
 from zbsolve.solver.smaller import carried_over
@@ -154,35 +155,67 @@ def solve_without(
     _check_arguments(time_limit_s, work_limit, gap, workers)
     order = start.order if isinstance(start, Timetable) else start
 
-    def one(
-        problem: Problem,
-        *,
-        seconds: float,
-        steps: int | None,
-        start: Order | None,
-        on_progress: Callable[[Progress], None] | None,
-    ) -> tuple[Solution, bool]:
-        return _solve(
-            arms,
-            problem,
-            time_limit_s=seconds,
-            work_limit=steps,
-            gap=gap,
-            seed=seed,
-            workers=workers,
-            start=start,
-            on_progress=on_progress,
-            on_pool=on_pool,
-        )
+    def searching(on_pool: Callable[[Pool], None] | None) -> Inner:
+        def one(
+            problem: Problem,
+            *,
+            seconds: float,
+            steps: int | None,
+            start: Order | None,
+            on_progress: Callable[[Progress], None] | None,
+        ) -> tuple[Solution, bool]:
+            return _solve(
+                arms,
+                problem,
+                time_limit_s=seconds,
+                work_limit=steps,
+                gap=gap,
+                seed=seed,
+                workers=workers,
+                start=start,
+                on_progress=on_progress,
+                on_pool=on_pool,
+            )
 
-    if may_gain(problem):
+        return partial(_with_recomputation, one, gap=gap, seed=seed)
+
+    inner = searching(on_pool)
+    if may_pair(problem):
         limits = Limits(seconds=time_limit_s, steps=work_limit, gap=gap)
-        return solve_choosing(problem, one, limits, seed=seed, start=order, on_progress=on_progress)
-    bare = dataclasses.replace(problem, allow=problem.allow - {"recompute"})
+        # what the search met with other durations is nobody's to choose from
+        return solve_paired(problem, inner, searching(None), limits, seed=seed, start=order, on_progress=on_progress)
+    bare = dataclasses.replace(problem, allow=problem.allow - {"paired"})
     if bare.allow != problem.allow and order is not None:
-        order = stripped(order)
-    solution, _ = one(bare, seconds=time_limit_s, steps=work_limit, start=order, on_progress=on_progress)
-    if bare.allow == problem.allow:
+        order = order.apart()
+    solution, _ = inner(bare, seconds=time_limit_s, steps=work_limit, start=order, on_progress=on_progress)
+    return _as_asked(problem, solution)
+
+
+def _with_recomputation(
+    one: Inner,
+    problem: Problem,
+    *,
+    seconds: float,
+    steps: int | None,
+    start: Order | None,
+    on_progress: Callable[[Progress], None] | None,
+    gap: float,
+    seed: int,
+) -> tuple[Solution, bool]:
+    """Solve a problem in which forwards may be computed again with what solves one without that choice."""
+    if may_gain(problem):
+        limits = Limits(seconds=seconds, steps=steps, gap=gap)
+        return solve_choosing(problem, one, limits, seed=seed, start=start, on_progress=on_progress)
+    bare = dataclasses.replace(problem, allow=problem.allow - {"recompute"})
+    if bare.allow != problem.allow and start is not None:
+        start = stripped(start)
+    solution, interrupted = one(bare, seconds=seconds, steps=steps, start=start, on_progress=on_progress)
+    return _as_asked(problem, solution), interrupted
+
+
+def _as_asked(problem: Problem, solution: Solution) -> Solution:
+    """A solution of a problem that allows less, as one of what was asked."""
+    if solution.timetable.problem.allow == problem.allow:
         return solution
     timetable = dataclasses.replace(solution.timetable, problem=problem)
     return dataclasses.replace(solution, timetable=timetable, digest=problem.digest)

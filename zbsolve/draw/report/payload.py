@@ -15,7 +15,7 @@ from zbsolve.analysis.explain import Explanation, explain
 from zbsolve.analysis.idle import Cause, windows
 from zbsolve.draw import colours
 from zbsolve.draw.panel import clean
-from zbsolve.ops import Kind
+from zbsolve.ops import Kind, Op
 from zbsolve.solution import Bound
 from zbsolve.timetable import Timetable
 
@@ -55,16 +55,28 @@ def section(title: str, timetable: Timetable, recorded: Bound | None) -> Section
 
 def payload(sections: list[Section]) -> dict[str, Any]:
     """Everything the scripts need, as plain lists and numbers."""
-    found = {timed.op.kind for s in sections for timed in s.told.network.timed}
-    kinds = [kind for kind in Kind if kind in found]
+    found = {_look(timed.op) for s in sections for timed in s.told.network.timed}
+    looks = [(kind, beside) for kind in Kind for beside in (None, *Kind)]
+    kinds = [look for look in looks if look in found]
     return {
-        "kinds": [_kind(kind) for kind in kinds],
+        "kinds": [_kind(*look) for look in kinds],
         "causes": [[cause.value, *colours.CAUSE[cause]] for cause in CAUSES],
         "tables": [_table(s, {kind: number for number, kind in enumerate(kinds)}) for s in sections],
     }
 
 
-def _kind(kind: Kind) -> list[str]:
+_Look = tuple[Kind, Kind | None]
+
+
+def _look(op: Op) -> _Look:
+    """What an operation looks like: its kind, and that of what runs together with it."""
+    return op.kind, None if op.beside is None else op.beside.kind
+
+
+def _kind(kind: Kind, beside: Kind | None) -> list[str]:
+    if beside is not None:
+        meaning = f"{colours.MEANING[kind]}, together with {colours.MEANING[beside]}"
+        return [f"{kind.letter}+{beside.letter}", meaning, *colours.TOGETHER]
     fill = colours.FILL.get(kind, colours.STATIC)
     dark = colours.FILL_DARK.get(kind, fill)
     ink = colours.TEXT.get(kind, "#FFFFFF")
@@ -86,7 +98,7 @@ class _Numbers:
         return list(self.of)
 
 
-def _table(shown: Section, kinds: dict[Kind, int]) -> dict[str, Any]:
+def _table(shown: Section, kinds: dict[_Look, int]) -> dict[str, Any]:
     told = shown.told
     network = told.network
     graph, problem = network.graph, network.timetable.problem
@@ -102,7 +114,7 @@ def _table(shown: Section, kinds: dict[Kind, int]) -> dict[str, Any]:
             columns["class"].append(
                 classes(
                     (
-                        kinds[op.kind],
+                        kinds[_look(op)],
                         op.stage,
                         chunk_of[rank].get(op.stage, 0),
                         end - start,
@@ -149,6 +161,7 @@ def _table(shown: Section, kinds: dict[Kind, int]) -> dict[str, Any]:
                 int(piece.wraps),
             )
         ],
+        "beside": {number[n]: str(t.op.beside) for n, t in enumerate(network.timed) if t.op.beside is not None},
         "critical": [number[step.node] for step in told.path.steps if step.node in number],
         "bubbles": [[b.pieces[0].rank, b.pieces[0].start_ns, b.length_ns] for b in told.bubbles],
     }

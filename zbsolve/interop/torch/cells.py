@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from zbsolve.ops import Kind
+from zbsolve.ops import Kind, Op
 
 __all__ = ["COMPUTES", "LETTERS", "WHOLE_STAGE", "Cell", "cells_of"]
 
@@ -38,18 +38,33 @@ _TOGETHER = re.compile(r"\(([^;()]{1,64});([^;()]{1,64})\)OVERLAP_F_B", re.ASCII
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One action; `microbatch` is -1 where it has none."""
+    """One action; `microbatch` is -1 where it has none; `beside` is what overlaps with it, written in the same cell."""
 
     stage: int
     action: str
     microbatch: int
+    beside: Cell | None = None
 
     @property
     def kind(self) -> Kind | None:
         """The kind of operation, None for what computes nothing."""
         return COMPUTES.get(self.action)
 
+    @property
+    def halves(self) -> tuple[Cell, ...]:
+        """The actions of the cell, each by itself."""
+        return (self,) if self.beside is None else (Cell(self.stage, self.action, self.microbatch), self.beside)
+
+    @classmethod
+    def of(cls, op: Op) -> Cell:
+        """The cell of an operation of a microbatch, or of two that run together."""
+        assert op.microbatch is not None
+        beside = None if op.beside is None else cls.of(op.beside)
+        return cls(op.stage, LETTERS[op.kind], op.microbatch, beside)
+
     def __str__(self) -> str:
+        if self.beside is not None:
+            return f"({self.halves[0]};{self.beside})OVERLAP_F_B"
         return f"{self.stage}{self.action}{'' if self.microbatch < 0 else self.microbatch}"
 
 

@@ -21,7 +21,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
 from zbsolve.errors import OrderError
-from zbsolve.interop.torch.cells import LETTERS, Cell
+from zbsolve.interop.torch.cells import Cell
 from zbsolve.interop.torch.messages import circle, message_faults
 from zbsolve.lowering import Message, lower
 from zbsolve.ops import Kind, Op
@@ -52,14 +52,19 @@ def comms_rows(timetable: Timetable, number: Sequence[int] | None = None) -> lis
         If the rows are no order of the problem or can never finish.
     """
     rows = [_with_weights(row) for row in in_one_sequence(timetable)]
-    located = [list(enumerate(row)) for row in rows]
+    located = [[(place, half) for place, cell in enumerate(row) for half in cell.halves] for row in rows]
     route = timetable.problem.placement.routes[0]
     fault = next(message_faults(located, route), None) or circle(located, route)
     if fault is not None:  # never, by the argument above
         raise OrderError(f"rank {fault.row}: {fault.message}")
     if number is None:
         return rows
-    return [[Cell(c.stage, c.action, number[c.microbatch] if c.microbatch >= 0 else -1) for c in row] for row in rows]
+
+    def renumbered(cell: Cell) -> Cell:
+        beside = None if cell.beside is None else renumbered(cell.beside)
+        return Cell(cell.stage, cell.action, number[cell.microbatch] if cell.microbatch >= 0 else -1, beside)
+
+    return [list(map(renumbered, row)) for row in rows]
 
 
 def in_one_sequence(timetable: Timetable, *, hand_over: bool = False) -> list[list[Cell]]:
@@ -82,7 +87,7 @@ def in_one_sequence(timetable: Timetable, *, hand_over: bool = False) -> list[li
     def enter(rank: int) -> None:
         if reached[rank] < len(timetable.rows[rank]):
             timed = timetable.rows[rank][reached[rank]]
-            if not missing[timed.op]:
+            if not any(missing[half] for half in timed.op.halves):
                 heapq.heappush(heap, (timed.end_ns, 1, rank))
 
     for rank in range(len(rows)):
@@ -91,11 +96,11 @@ def in_one_sequence(timetable: Timetable, *, hand_over: bool = False) -> list[li
         now, is_operation, which = heapq.heappop(heap)
         if is_operation:
             op = timetable.rows[which][reached[which]].op
-            assert op.microbatch is not None
-            rows[which].append(Cell(op.stage, LETTERS[op.kind], op.microbatch))
+            rows[which].append(Cell.of(op))
             reached[which] += 1
-            for number in outgoing[op]:
-                heapq.heappush(heap, (now, 0, number))
+            for half in op.halves:
+                for number in outgoing[half]:
+                    heapq.heappush(heap, (now, 0, number))
             enter(which)
         else:
             message = messages[which]
@@ -103,7 +108,7 @@ def in_one_sequence(timetable: Timetable, *, hand_over: bool = False) -> list[li
             rows[message.receiver].append(_end(message, "RECV", message.head))
             missing[message.head] -= 1
             row = timetable.rows[message.receiver]
-            if not missing[message.head] and row[reached[message.receiver]].op == message.head:
+            if not missing[message.head] and message.head in row[reached[message.receiver]].op.halves:
                 enter(message.receiver)
     return rows
 
@@ -117,11 +122,11 @@ def _with_weights(row: Sequence[Cell]) -> list[Cell]:
     """The row with weights gathered ahead of their use and dropped after it, and gradients reduced when complete."""
     uses: dict[int, deque[int]] = defaultdict(deque)
     last_gradient: dict[int, int] = {}
-    for at, cell in enumerate(row):
-        if cell.kind is not None:
-            uses[cell.stage].append(at)
-            if cell.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
-                last_gradient[cell.stage] = at
+    for at, half in ((at, half) for at, cell in enumerate(row) for half in cell.halves):
+        if half.kind is not None:
+            uses[half.stage].append(at)
+            if half.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+                last_gradient[half.stage] = at
     made: list[Cell] = []
     gathered: list[int] = []
     complete: list[Cell] = []
@@ -134,10 +139,12 @@ def _with_weights(row: Sequence[Cell]) -> list[Cell]:
             made += [Cell(stage, "RESHARD", -1) for stage in gathered if stage not in wanted]
             made += [Cell(stage, "UNSHARD", -1) for stage in wanted if stage not in gathered]
             gathered = [stage for stage in gathered if stage in wanted] + [s for s in wanted if s not in gathered]
-            uses[cell.stage].popleft()
+            for half in cell.halves:
+                uses[half.stage].popleft()
         made.append(cell)
-        if last_gradient.get(cell.stage) == at:
-            complete = [Cell(cell.stage, "REDUCE_GRAD", -1)]
+        for half in cell.halves:
+            if last_gradient.get(half.stage) == at:
+                complete = [Cell(half.stage, "REDUCE_GRAD", -1)]
     return [*made, *complete, *(Cell(stage, "RESHARD", -1) for stage in gathered)]
 
 

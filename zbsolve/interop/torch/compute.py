@@ -16,7 +16,7 @@ import numpy as np
 from zbsolve.disk import ensure_writable, write_atomic
 from zbsolve.errors import ProblemError
 from zbsolve.interop.refuse import refuse_other_operations, refuse_replicas, refuse_slices
-from zbsolve.interop.torch.cells import LETTERS
+from zbsolve.interop.torch.cells import LETTERS, Cell
 from zbsolve.interop.torch.comms import comms_rows
 from zbsolve.metrics import metrics
 from zbsolve.opgraph import Int64, OpGraph
@@ -115,16 +115,17 @@ def numbered_by_loss(problem: Problem, order: Order) -> tuple[Order, tuple[int, 
     forwards = [op for row in order.rows for op in row if op.kind is Kind.FORWARD and op.stage == last]
     before = tuple(op.microbatch for op in forwards if op.microbatch is not None)
     number = {microbatch: position for position, microbatch in enumerate(before)}
-    rows = tuple(
-        tuple(Op(op.kind, op.stage, None if op.microbatch is None else number[op.microbatch]) for op in row)
-        for row in order.rows
-    )
-    return Order(rows), before
+
+    def renumbered(op: Op) -> Op:
+        beside = None if op.beside is None else renumbered(op.beside)
+        return Op(op.kind, op.stage, None if op.microbatch is None else number[op.microbatch], beside)
+
+    return Order(tuple(tuple(map(renumbered, row)) for row in order.rows)), before
 
 
 def torch_rows(order: Order) -> list[list[str]]:
-    """The cells of the CSV, one row a rank, such as ``["0F0", "0F1", "0I0", "0W0", ...]``."""
-    return [[f"{op.stage}{LETTERS[op.kind]}{op.microbatch}" for op in row] for row in order.rows]
+    """The cells of the CSV, one row a rank, such as ``["0F0", "0F1", "(0F2;3B0)OVERLAP_F_B", "0I0", "0W0", ...]``."""
+    return [[str(Cell.of(op)) for op in row] for row in order.rows]
 
 
 def write_torch_csv(
@@ -182,7 +183,7 @@ def torch_csv_bytes(timetable: Timetable, name: str, *, csv_format: CsvFormat = 
         )
     left_out = {timed.op.kind for row in timetable.rows for timed in row if timed.op.kind.of_iteration}
     timetable = timetable.without_ends()
-    refuse_other_operations(timetable, LETTERS, TOOL)
+    refuse_other_operations(timetable, LETTERS, TOOL, paired=True)
     planned = metrics(timetable)
     emitted = merged(timetable)
     about = _about(timetable, emitted, planned, name, csv_format, sorted(kind.value for kind in left_out))

@@ -2,13 +2,15 @@
 
 A *compute_comms* file is told from a *compute_only* one by what stands in it. Ranks, stages, placement and
 microbatches come from the file; costs come from a profile. Two operations that torch runs together
-(``OVERLAP_F_B``) are read as the two, one after the other.
+(``OVERLAP_F_B``) are read as such where that is asked for, else as the two, one after the other.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
@@ -60,6 +62,8 @@ class TorchSchedule:
         How many there are.
     notes
         What a reader should know: what was read in another way than torch runs it, or might hang.
+    paired
+        Whether what torch runs together was read as that.
     """
 
     layout: Layout
@@ -69,6 +73,7 @@ class TorchSchedule:
     notes: tuple[str, ...]
     name: str
     places: Places
+    paired: bool = False
 
     def problem(
         self, profile: Profile, *, memory_limit: Limit | tuple[Limit, ...] = None, objective: Objective = "period"
@@ -93,6 +98,7 @@ class TorchSchedule:
             microbatches=self.microbatches,
             memory_limit=memory_limit,
             objective=objective,
+            allow=frozenset({"split", "fused"} | ({"paired"} if self.paired else set())),
         )
 
     def timetable(self, problem: Problem) -> Timetable:
@@ -106,7 +112,7 @@ class TorchSchedule:
         order = closed(problem, self.order)  # torch's files say nothing of reductions and optimizers
         found = [v for v in violations(problem, order) if v.code != "memory"]
         if found:
-            said = [op for op in found[0].ops if op.kind in LETTERS]
+            said = [half for op in found[0].ops for half in op.halves if half.kind in LETTERS]
             at = min((place for op in said if (place := self.places.get(_key(op)))), default=None)
             where = None if at is None else _where(*at)
             raise FileFormatError(self.name, f"can never finish: {found[0].message}", where)
@@ -119,6 +125,7 @@ def read_torch_csv(
     *,
     memory_limit: Limit | tuple[Limit, ...] = None,
     objective: Objective = "period",
+    paired: bool = False,
 ) -> Timetable:
     """Read a schedule that torch has dumped, or that was written for it, as a timetable on the costs of a profile.
 
@@ -130,18 +137,21 @@ def read_torch_csv(
         Costs of its stages.
     memory_limit, objective
         Of the problem that the timetable carries.
+    paired
+        Read a forward and a backward that torch runs together as a pair, which the problem then allows; else as the
+        two, one after the other.
 
     Raises
     ------
     FileFormatError
         If it is no such file or torch would hang on it or compute something else, with row and cell.
     """
-    schedule = parse_torch_csv(read_regular(path), path)
+    schedule = parse_torch_csv(read_regular(path), path, paired=paired)
     return schedule.timetable(schedule.problem(profile, memory_limit=memory_limit, objective=objective))
 
 
-def parse_torch_csv(data: bytes, name: object) -> TorchSchedule:
-    """Read the content of a CSV; `name` is how messages call it.
+def parse_torch_csv(data: bytes, name: object, *, paired: bool = False) -> TorchSchedule:
+    """Read the content of a CSV; `name` is how messages call it, `paired` as in `read_torch_csv`.
 
     Raises
     ------
@@ -149,7 +159,7 @@ def parse_torch_csv(data: bytes, name: object) -> TorchSchedule:
         As `read_torch_csv`.
     """
     with collection_paused():
-        return _Reader(name).read(data)
+        return _Reader(name, paired=paired).read(data)
 
 
 def _where(row: int, place: int) -> str:
@@ -163,8 +173,8 @@ def _key(op: Op) -> tuple[str, int, int]:
 class _Reader:
     """Reads one file; keeps where everything stands."""
 
-    def __init__(self, name: object) -> None:
-        self._name = name
+    def __init__(self, name: object, *, paired: bool) -> None:
+        self._name, self._paired = name, paired
         self._rows: list[list[tuple[int, Cell]]] = []
         self._rank_of: dict[int, tuple[int, int]] = {}
         self._places: Places = {}
@@ -193,12 +203,7 @@ class _Reader:
             hang = circle(self._rows, rank_of)
             if hang is not None:
                 notes.append(f"{_where(hang.row, hang.place)}: {hang.message}, as over NCCL; torch may hang")
-        order = Order(
-            tuple(
-                tuple(Op(cell.kind, cell.stage, cell.microbatch) for _, cell in row if cell.kind is not None)
-                for row in self._rows
-            )
-        )
+        order = Order(tuple(tuple(self._ops(row)) for row in self._rows))
         self._losses(order, len(rank_of), notes)
         try:
             placement = Placement.custom(rank_of)
@@ -212,7 +217,17 @@ class _Reader:
             notes=tuple(notes),
             name=str(self._name),
             places=self._places,
+            paired=self._paired,
         )
+
+    def _ops(self, row: list[tuple[int, Cell]]) -> Iterator[Op]:
+        """The operations of a row; two of one cell as a pair, where these are read."""
+        for _, group in itertools.groupby(row, key=lambda placed: placed[0]):
+            ops = [Op(cell.kind, cell.stage, cell.microbatch) for _, cell in group if cell.kind is not None]
+            if len(ops) == 2 and self._paired and ops[0].microbatch != ops[1].microbatch:
+                yield Op(ops[0].kind, ops[0].stage, ops[0].microbatch, ops[1])
+            else:
+                yield from ops
 
     def _cells(self, text: str) -> None:
         if text.count(",") > MOST_ACTIONS:  # before they are all taken apart
@@ -232,7 +247,8 @@ class _Reader:
                     actions += max(1, len(found))
                     if actions > MOST_ACTIONS:
                         self._refuse(f"there are more than {MOST_ACTIONS} cells; is it the right file?", row, place)
-                    self._overlapped += len(found) == 2
+                    together = len(found) == 2
+                    self._overlapped += together and not (self._paired and found[0].microbatch != found[1].microbatch)
                     made += [(place, action) for action in found]
                     for action in found:
                         self._take(action, row, place)

@@ -91,7 +91,11 @@ const firstAfter = (table, rank, time) => {
 const opName = (table, op, withStage = true) => {
   const cls = table.classes[table.class[op]];
   const microbatch = table.microbatch[op] < 0 ? '' : table.microbatch[op];
-  return DATA.kinds[cls[C_KIND]][0] + microbatch + (withStage ? ' of stage ' + cls[C_STAGE] : '');
+  const beside = table.beside[op];
+  const letter = DATA.kinds[cls[C_KIND]][0].split('+')[0];
+  const own = letter + microbatch + (withStage ? ' of stage ' + cls[C_STAGE] : '');
+  if (!beside) return own;
+  return own + (withStage ? ' with ' + beside : '+' + beside.split(' ')[0]);
 };
 
 // What an operation waited for, the last to arrive first.

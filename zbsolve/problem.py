@@ -30,7 +30,7 @@ MAX_OPERATIONS = 4_000_000
 
 _TIMES = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*x\s*", re.ASCII)
 _BACKWARDS = frozenset({"split", "fused"})
-_CHOICES = _BACKWARDS | {"recompute"}
+_CHOICES = _BACKWARDS | {"recompute", "offload"}
 
 _TIMES_OF_COMPUTE = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns", "recompute_ns")
 _BYTES_OF_A_MICROBATCH = (
@@ -39,6 +39,7 @@ _BYTES_OF_A_MICROBATCH = (
     "workspace_bytes",
     "output_bytes",
     "checkpoint_bytes",
+    "offload_bytes",
 )
 
 
@@ -62,7 +63,8 @@ class Problem:
         ``"period"`` (iterations repeat with no barrier) or ``"makespan"``.
     allow
         What an order may choose: ``"split"`` (B and W apart), ``"fused"`` (B and W as one), and, besides at least one
-        of these, ``"recompute"`` (a forward keeps a checkpoint alone and is computed again before its backward).
+        of these, ``"recompute"`` (a forward keeps a checkpoint alone and is computed again before its backward) and
+        ``"offload"`` (what a forward made is moved to host memory, and back before its backward).
     route_of
         The route of each microbatch; default in turn.
     rank_factors
@@ -126,6 +128,10 @@ class Problem:
                 f"allow is a set of {', '.join(sorted(_CHOICES))} with at least one of fused and split, "
                 f"got {sorted(self.allow)}"
             )
+        if "offload" in self.allow and self.profile.host_link is None and not self.forward_only:
+            raise ProblemError(
+                "allow has offload, but the profile does not say what a copy to host memory takes; give it a host_link"
+            )
         route_of = self.route_of
         if route_of is None:
             route_of = tuple(j % routes for j in range(self.microbatches))
@@ -149,6 +155,12 @@ class Problem:
                 raise ProblemError(
                     f"the profile has a link from rank {override.sender} to rank {override.receiver}, "
                     f"but the placement has only {counted(ranks, 'rank')}"
+                )
+        for one in () if self.profile.host_link is None else self.profile.host_link.overrides:
+            if one.rank >= ranks:
+                raise ProblemError(
+                    f"the profile has a host link of rank {one.rank}, but the placement has only "
+                    f"{counted(ranks, 'rank')}"
                 )
         limit = self.memory_limit
         if isinstance(limit, Sequence) and not isinstance(limit, str):
@@ -290,6 +302,8 @@ class Problem:
             chosen["forward_only"] = True
         if self.has_ends:
             chosen["ends"] = True
+        if "offload" in self.allow and self.profile.host_link is not None:
+            chosen["host_link"] = asdict(self.profile.host_link)
         content += [chosen] if chosen else []
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -65,7 +65,12 @@ def first_start(sheet: Sheet) -> Iterator[Violation]:
         )
 
 
-def _duration(kind: Kind, cost: StageCost) -> int:
+def _duration(sheet: Sheet, entry: Entry) -> int:
+    kind, cost = entry.op.kind, sheet.cost(entry.cell)
+    if kind is Kind.RELEASE:
+        return 0
+    if kind in (Kind.OFFLOAD, Kind.RELOAD):
+        return _copy(sheet, entry, cost)
     if kind is _F:
         return cost.forward_ns
     if kind is _B:
@@ -81,12 +86,26 @@ def _duration(kind: Kind, cost: StageCost) -> int:
     return cost.backward_ns
 
 
+def _copy(sheet: Sheet, entry: Entry, cost: StageCost) -> int:
+    """The ns that a copy to host memory, or back, takes on the rank where it belongs, rounded up."""
+    link = sheet.problem.profile.host_link
+    if link is None:
+        return 0
+    latency, to_host, from_host = link.of(sheet.home(entry.cell))
+    rate = to_host if entry.op.kind is Kind.OFFLOAD else from_host
+    size = cost.activation_bytes if cost.offload_bytes is None else cost.offload_bytes
+    if rate is None:
+        return latency
+    whole, rest = divmod(size * 1_000_000_000, rate)
+    return latency + whole + (1 if rest else 0)
+
+
 def wrong_durations(sheet: Sheet) -> Iterator[Violation]:
     """Every operation takes exactly as long as it costs."""
     for entry in sheet.known:
         if not entry.clocked:
             continue
-        due, planned = _duration(entry.op.kind, sheet.cost(entry.cell)), entry.end - entry.start
+        due, planned = _duration(sheet, entry), entry.end - entry.start
         if planned != due:
             yield Violation(
                 "duration",
@@ -96,7 +115,7 @@ def wrong_durations(sheet: Sheet) -> Iterator[Violation]:
 
 
 def overlaps(sheet: Sheet) -> Iterator[Violation]:
-    """A rank computes one operation at a time, and its network runs one at a time.
+    """A rank computes one operation at a time; its network, and its copies either way, run one at a time each.
 
     One of no duration may share the instant at which another starts or ends.
     """
@@ -116,7 +135,7 @@ def overlaps(sheet: Sheet) -> Iterator[Violation]:
 def row_against_time(sheet: Sheet) -> Iterator[Violation]:
     """Operations run in the order in which they stand in their row, each lane by itself.
 
-    What the network of a rank runs starts no earlier than the last computation ahead of it has ended.
+    What the network of a rank or its copies run starts no earlier than the last computation ahead has ended.
     """
     for row in _lanes(sheet):
         for ahead, entry in itertools.pairwise(_clocked(row)):
@@ -125,7 +144,7 @@ def row_against_time(sheet: Sheet) -> Iterator[Violation]:
     for row in sheet.rows:
         compute: Entry | None = None
         for entry in _clocked(row):
-            if not entry.on_network:
+            if not entry.beside:
                 compute = entry
             elif compute is not None and entry.start < compute.end:
                 yield _before_its_turn(compute, entry, "starts before that has ended")
@@ -141,10 +160,10 @@ def _before_its_turn(ahead: Entry, entry: Entry, what: str) -> Violation:
 
 
 def _lanes(sheet: Sheet) -> Iterator[list[Entry]]:
-    """Of each row what computes, and what the network runs."""
+    """Of each row what computes, what the network runs, and what is copied either way."""
     for row in sheet.rows:
-        yield [entry for entry in row if not entry.on_network]
-        yield [entry for entry in row if entry.on_network]
+        for which in range(4):
+            yield [entry for entry in row if entry.beside == which]
 
 
 def early_in_rank(sheet: Sheet) -> Iterator[Violation]:

@@ -17,6 +17,8 @@ from zbsolve.units import MAX_AMOUNT
 __all__ = [
     "PROFILE",
     "TIMETABLE",
+    "HostLinkShape",
+    "HostOverrideShape",
     "LinkShape",
     "OverrideShape",
     "PlacementShape",
@@ -74,6 +76,7 @@ class StageShape(_Shape, frozen=True, kw_only=True):
     grad_reduce_ns: Ns = 0
     recompute_ns: Ns | UnsetType = UNSET
     checkpoint_bytes: Bytes | UnsetType = UNSET
+    offload_bytes: Bytes | UnsetType = UNSET
     name: Name = ""
 
 
@@ -92,6 +95,24 @@ class LinkShape(_Shape, frozen=True, kw_only=True):
     latency_ns: Ns = 0
     bytes_per_second: Bytes | None = None
     overrides: Annotated[list[OverrideShape], Meta(max_length=_MOST_OVERRIDES)] = []
+
+
+class HostOverrideShape(_Shape, frozen=True, kw_only=True):
+    """The way to host memory of one rank."""
+
+    rank: Whole
+    latency_ns: Ns = 0
+    to_host_bytes_per_second: Bytes | None = None
+    from_host_bytes_per_second: Bytes | None = None
+
+
+class HostLinkShape(_Shape, frozen=True, kw_only=True):
+    """What a copy to host memory costs, and back; no bytes per second means unlimited."""
+
+    latency_ns: Ns = 0
+    to_host_bytes_per_second: Bytes | None = None
+    from_host_bytes_per_second: Bytes | None = None
+    overrides: Annotated[list[HostOverrideShape], Meta(max_length=MAX_STAGES)] = []
 
 
 class SpreadShape(_Shape, frozen=True, kw_only=True):
@@ -122,6 +143,7 @@ class ProfileShape(_Shape, frozen=True, kw_only=True):
     stages: Annotated[list[StageShape], Meta(min_length=1, max_length=MAX_STAGES)]
     link: LinkShape = LinkShape()
     source: SourceShape = SourceShape()
+    host_link: HostLinkShape | UnsetType = UNSET
 
 
 class ProfileFile(ProfileShape, frozen=True, kw_only=True):
@@ -145,7 +167,7 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     microbatches: Whole
     memory_limit: Limit | list[Limit] = None
     objective: Literal["period", "makespan"] = "period"
-    allow: tuple[Literal["fused", "recompute", "split"], ...] = ("fused", "split")
+    allow: tuple[Literal["fused", "offload", "recompute", "split"], ...] = ("fused", "split")
     route_of: list[Whole] | UnsetType = UNSET
     rank_factors: list[Factor] | UnsetType = UNSET
     microbatch_factors: list[Factor] | UnsetType = UNSET
@@ -173,7 +195,18 @@ class SolverShape(_Shape, frozen=True, kw_only=True):
 
 
 OpShape = tuple[
-    Literal["forward", "backward_input", "backward_weight", "backward", "recompute", "reduce_gradient", "optimizer"],
+    Literal[
+        "forward",
+        "backward_input",
+        "backward_weight",
+        "backward",
+        "recompute",
+        "offload",
+        "release",
+        "reload",
+        "reduce_gradient",
+        "optimizer",
+    ],
     Count,
     Count | None,
     Count,

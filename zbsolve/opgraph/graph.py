@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from zbsolve.errors import OrderError, ProblemError
 from zbsolve.opgraph.arcs import backward_chain, end_of_iteration, forward_chain, join, within_stage
 from zbsolve.opgraph.effects import effects
-from zbsolve.opgraph.kinds import CODE, KINDS, REDUCE, Int8, Int32, Int64
+from zbsolve.opgraph.kinds import CODE, KINDS, Int8, Int32, Int64
+from zbsolve.opgraph.lanes import Lane, lanes_of
 from zbsolve.opgraph.nodes import default_nodes, given_nodes
 from zbsolve.opgraph.parts import index_parts
 from zbsolve.opgraph.twins import twins_of
@@ -23,14 +24,6 @@ from zbsolve.units import MAX_AMOUNT
 
 if TYPE_CHECKING:
     import networkx as nx
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """What runs one operation at a time: the compute or the network of a rank."""
-
-    resource: Literal["compute", "network"]
-    rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,7 +37,8 @@ class OpGraph:
     kind, stage, microbatch, rank
         Shape N: which operation (`kind` indexes `KINDS`), in whose row.
     lane
-        Shape N; lanes 0..R-1 are the ranks' compute, the next R their networks, where any is used.
+        Shape N; lanes 0..R-1 are the ranks' compute; then come R for their networks, R for their copies to
+        host memory and R for those back, each where any rank uses it.
     lanes
         What each lane is.
     duration_ns
@@ -120,6 +114,7 @@ class OpGraph:
         order = np.argsort(arcs.head, kind="stable")
         tail, head, lag = arcs.tail[order], arcs.head[order], arcs.lag_ns[order]
         nodes = len(kind)
+        lane, lanes = lanes_of(problem.placement.ranks, kind, rank)
         base = [problem.static_bytes(r) for r in range(problem.placement.ranks)]
         _refuse_overflow("durations and lags", duration, lag)
         _refuse_overflow("bytes", start_bytes, np.asarray(base, dtype=object))
@@ -128,8 +123,8 @@ class OpGraph:
             stage=stage,
             microbatch=microbatch,
             rank=rank,
-            lane=np.where(kind == REDUCE, rank + problem.placement.ranks, rank).astype(np.int32),
-            lanes=_lanes(problem, kind),
+            lane=lane,
+            lanes=lanes,
             duration_ns=duration,
             start_bytes=start_bytes,
             end_bytes=end_bytes,
@@ -244,12 +239,6 @@ class OpGraph:
         for tail, head, lag, size in zip(*(c.tolist() for c in columns), strict=True):
             graph.add_edge(self.op(tail), self.op(head), lag_ns=lag, bytes=size)
         return graph
-
-
-def _lanes(problem: Problem, kind: Int8) -> tuple[Lane, ...]:
-    ranks = range(problem.placement.ranks)
-    networks = tuple(Lane("network", r) for r in ranks) if (kind == REDUCE).any() else ()
-    return (*(Lane("compute", r) for r in ranks), *networks)
 
 
 def _pointers(ends: Int32, nodes: int) -> Int32:

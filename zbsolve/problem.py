@@ -39,7 +39,6 @@ _BYTES_OF_A_MICROBATCH = (
     "workspace_bytes",
     "output_bytes",
     "checkpoint_bytes",
-    "offload_bytes",
 )
 
 
@@ -333,6 +332,9 @@ def _scaled_cost(cost: StageCost, stage: int, slowness: Fraction, size: Fraction
     if cost.backward_ns == cost.backward_input_ns + cost.backward_weight_ns:  # the sum stays the sum
         changed["backward_ns"] = changed["backward_input_ns"] + changed["backward_weight_ns"]
     changed |= {name: scaled(given[name], size) for name in _BYTES_OF_A_MICROBATCH if name in given}
+    if cost.offload_bytes is not None:  # what stays is what is rounded
+        stays = scaled(cost.activation_bytes - cost.offload_bytes, size)
+        changed["offload_bytes"] = changed["activation_bytes"] - stays
     try:
         return replace(cost, **changed)
     except ProfileError as error:

@@ -2,7 +2,7 @@
 
 Each bound stands in a module with its proof in the docstring; `docs/bounds.md` tells them in
 plain words. A bound holds for every order that is allowed, in whatever sequence of microbatches and
-whatever is split, fused or computed again, and for the memory limits of the problem.
+whatever is split, fused, computed again or moved away, and for the memory limits of the problem.
 
 | bound | placement | argues with |
 |---|---|---|
@@ -117,13 +117,13 @@ def smallest_limits(problem: Problem) -> tuple[int, ...]:
     the earlier stages of that rank have started, and their backwards cannot have: each follows that
     of stage s. So the rank holds its static bytes, what these forwards and that of stage s hold, the
     workspace of s, and, if the backward is split and keeps more than F held, the difference; the
-    cheaper of split and fused counts where both are allowed. Where forwards may be computed again, those
-    of the earlier stages hold their checkpoints at least, and that of stage s all it has, since its
-    backward needs that.
+    cheaper of split and fused counts where both are allowed. Where forwards may be computed again, or what
+    they made moved away, those of the earlier stages hold their checkpoints, or what cannot be moved, at
+    least, and that of stage s all it has, since its backward needs that.
 
     Enough: one microbatch after the other, every B at once followed by its W (or fused where
     that takes less), needs at no moment more; every
-    forward is computed again where that is allowed. It keeps all ranks at their least at once.
+    forward is computed again or moved away at once, whichever leaves less, where that is allowed. It keeps all ranks at their least at once.
 
     Own proof.
 

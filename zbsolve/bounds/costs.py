@@ -44,7 +44,7 @@ class Costs:
     held_bytes, workspace_bytes
         What F holds at least; the extra of every operation.
     again_bytes
-        What the backward needs of F beyond that, where F may hold a checkpoint alone.
+        What the backward needs of F beyond that, where F may hold a checkpoint alone or be moved away.
     down_ns, up_ns
         Lags over the boundary after a stage, of the output and of its gradient; shape (S - 1, m).
     reduce_ns, optimizer_ns
@@ -97,7 +97,7 @@ class Costs:
 
         While F or the backward runs, the same microbatch's forwards of the earlier stages on that rank have
         started, and none of their backwards may: each comes after the backward of this stage. That needs
-        all of what F makes, held since F or computed again.
+        all of what F makes, held since F, computed again or moved back.
         """
         held = np.zeros_like(self.held_bytes)
         running = np.zeros((self.ranks, self.microbatches), dtype=np.int64)
@@ -222,7 +222,7 @@ class Costs:
 def read_costs(problem: Problem) -> Costs:
     """Read the costs from the operation graphs of the split and of the fused operations, as far as they are allowed.
 
-    Where forwards may be computed again, these are the graphs of the lighter problem.
+    Where forwards may be computed again or moved away, these are the graphs of the lighter problem.
     With forwards only the backward is one that takes nothing, and what F holds counts as workspace.
 
     Raises

@@ -56,6 +56,7 @@ class Asked:
     microbatch_factors: str | None = None
     forward_only: bool = False
     recompute: bool = False
+    offload: bool = False
 
     def problem(self, profile: Profile, *, placement: str = "linear", memory: str | None = None) -> Problem:
         """Build the problem; `placement` and `memory` stand in where the options are silent."""
@@ -72,7 +73,11 @@ class Asked:
                 self.microbatch_factors, "--microbatch-factors", self.microbatches, "microbatch"
             ),
             forward_only=self.forward_only,
-            allow=frozenset({"split", "fused"} | ({"recompute"} if self.recompute else set())),
+            allow=frozenset(
+                {"split", "fused"}
+                | ({"recompute"} if self.recompute else set())
+                | ({"offload"} if self.offload else set())
+            ),
         )
         return with_memory(problem, self.memory if self.memory is not None else memory)
 
@@ -288,6 +293,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
         )
         @click.option("--forward-only", is_flag=True, help="Forwards alone, for evaluation and serving.")
         @click.option("--recompute", is_flag=True, help="Forwards may keep a checkpoint alone, and be computed again.")
+        @click.option("--offload", is_flag=True, help="Activations may be moved to host memory, and back.")
         @functools.wraps(verb)
         def wrapped(
             *args: Any,
@@ -301,6 +307,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             microbatch_factors: str | None,
             forward_only: bool,
             recompute: bool,
+            offload: bool,
             **kwargs: Any,
         ) -> Any:
             asked = Asked(
@@ -314,6 +321,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
                 microbatch_factors=microbatch_factors,
                 forward_only=forward_only,
                 recompute=recompute,
+                offload=offload,
             )
             return verb(*args, asked=asked, **kwargs)
 

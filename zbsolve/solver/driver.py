@@ -25,9 +25,11 @@ from zbsolve.ops import Op
 from zbsolve.problem import Problem
 from zbsolve.simulate import Timer, simulate
 from zbsolve.solution import Bound, Solution, relative_gap
-from zbsolve.solver.again import may_gain, stripped
+from zbsolve.solver.again import may_gain
+from zbsolve.solver.away import may_move
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.case import Case
+from zbsolve.solver.choice import bare as without
 from zbsolve.solver.choosing import Limits, solve_choosing
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.crew import Crew, InLine, Processes
@@ -149,7 +151,7 @@ def solve_without(
     """`solve` with some arms (see `zbsolve.solver.director.ARMS`) left out, to see what they are good for.
 
     `on_pool` is handed the orders that a search met, when it has ended: of the problem, or of one in which what is
-    computed again is folded away (see `zbsolve.solver.again`).
+    computed again or moved is folded away (see `zbsolve.solver.choice`).
     """
     _check_arguments(time_limit_s, work_limit, gap, workers)
     order = start.order if isinstance(start, Timetable) else start
@@ -175,12 +177,12 @@ def solve_without(
             on_pool=on_pool,
         )
 
-    if may_gain(problem):
+    if may_gain(problem) or may_move(problem):
         limits = Limits(seconds=time_limit_s, steps=work_limit, gap=gap)
         return solve_choosing(problem, one, limits, seed=seed, start=order, on_progress=on_progress)
-    bare = dataclasses.replace(problem, allow=problem.allow - {"recompute"})
+    bare = dataclasses.replace(problem, allow=problem.allow - {"recompute", "offload"})
     if bare.allow != problem.allow and order is not None:
-        order = stripped(order)
+        order = without(order)
     solution, _ = one(bare, seconds=time_limit_s, steps=work_limit, start=order, on_progress=on_progress)
     if bare.allow == problem.allow:
         return solution
@@ -201,7 +203,7 @@ def _solve(
     on_progress: Callable[[Progress], None] | None,
     on_pool: Callable[[Pool], None] | None,
 ) -> tuple[Solution, bool]:
-    """Solve a problem in which nothing may be computed again; and whether it was interrupted."""
+    """Solve a problem in which nothing may be computed again or moved; and whether it was interrupted."""
     started = time.perf_counter()
     effort = int(min(MAX_EFFORT, _EFFORT_A_SECOND * time_limit_s))
     incumbent = Incumbent(Bound(0, "none"), gap, started, on_progress)

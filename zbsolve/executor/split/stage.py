@@ -27,6 +27,7 @@ from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.again import DRAWING, Checkpoint, as_before, nothing_saved
 from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.split.aside import GradientsAside
+from zbsolve.executor.split.away import Away
 from zbsolve.executor.split.engine import run_backward
 from zbsolve.executor.split.entrance import enter
 from zbsolve.executor.split.flight import Flight
@@ -54,6 +55,10 @@ def _plain_precision() -> AbstractContextManager[Any]:
     for device in on:
         stack.enter_context(torch.autocast(device, enabled=False))
     return stack
+
+
+def _no_mark() -> None:
+    return None
 
 
 class SplitStage:
@@ -117,6 +122,7 @@ class SplitStage:
         self._forwards = SplitForwards(module, keep_whole, norms_wait)
         self._flights: dict[Hashable, Flight] = {}
         self._checkpoints: dict[Hashable, Checkpoint] = {}
+        self._away: dict[Hashable, Away] = {}
         self._deferred_flops: int | None = None
         self._positions = 1
         self._early = early
@@ -138,6 +144,7 @@ class SplitStage:
         split: bool = True,
         finish: Callable[[Any], Any] | None = None,
         checkpoint: bool = False,
+        moves: bool = False,
     ) -> tuple[Any, ...]:
         """Run the module on one microbatch.
 
@@ -158,6 +165,9 @@ class SplitStage:
             Applied to what the module returned, within the same graph: the loss of the last stage.
         checkpoint
             Keep the inputs alone; `recompute` then comes before the backward.
+        moves
+            What autograd saves will be away in host memory for a while: `offload`, `release` and `reload` then come
+            before the backward.
 
         Returns
         -------
@@ -175,6 +185,7 @@ class SplitStage:
         wanted = self._wanted(inputs, requires_grad)
         if checkpoint:
             return self._keep_inputs_alone(key, inputs, keywords, wanted, split, finish)
+        away = self._moving(inputs) if moves else None
         self._positions = positions_of(inputs)
         # what other stages hold, too, is summed use by use
         queue = WeightQueue() if split or self.share is not None else None
@@ -182,7 +193,7 @@ class SplitStage:
         if queue is not None:
             self._forwards.put_in(queue)
         try:
-            with torch.enable_grad(), self._watched():
+            with torch.enable_grad(), self._watched(), _NOTHING if away is None else away.saving():
                 entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
                 named = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in (keywords or {}).items()}
                 result = self.module(*entered, **named)
@@ -201,6 +212,8 @@ class SplitStage:
                 )
         flight.set_outputs(outputs, are_losses=finish is not None)
         self._flights[key] = flight
+        if away is not None:
+            self._away[key] = away
         return tuple(None if o is None else arrived(o.detach().requires_grad_(o.requires_grad)) for o in outputs)
 
     def _keep_inputs_alone(
@@ -250,6 +263,78 @@ class SplitStage:
                 split=kept.split,
                 finish=kept.finish,
             )
+
+    # ---- away in host memory and back
+
+    def _moving(self, inputs: tuple[Any, ...]) -> Away:
+        if self._forwards.sharded:
+            raise RunError(f"{self.name} is sharded by FSDP and cannot be moved away; solve without offload")
+        given = [x for x in inputs if isinstance(x, torch.Tensor)]
+        return Away(self.name, [*self._parameters(), *self.module.buffers(), *given])
+
+    def offload(self, key: Hashable, mark: Callable[[], Any] = _no_mark) -> tuple[Any, Any]:
+        """Start to copy what the forward of a microbatch has saved to host memory.
+
+        Parameters
+        ----------
+        key
+            Of the microbatch, whose forward was told that it `moves`.
+        mark
+            Called where the copies begin and where they end, on the stream that they run on.
+
+        Returns
+        -------
+        What `mark` gave.
+
+        Raises
+        ------
+        RunError
+            If the microbatch is not right behind such a forward.
+        """
+        away = self._moved(key, "offload")
+        # what several microbatches have saved was not made by any of them
+        others = (other.memories() for name, other in self._away.items() if name != key)
+        return away.offload(mark, frozenset[int]().union(*others))
+
+    def release(self, key: Hashable) -> None:
+        """Let go of what was copied, as soon as it is; on CUDA the stream waits, not the caller.
+
+        Raises
+        ------
+        RunError
+            If the microbatch is not right behind its offload.
+        """
+        self._moved(key, "release").release()
+
+    def reload(self, key: Hashable, mark: Callable[[], Any] = _no_mark) -> tuple[Any, Any]:
+        """Take memory again and start to copy it back; parameters, returns and errors as of `offload`."""
+        away = self._moved(key, "reload")
+        marks = away.reload(mark)
+        if self._watch is not None:
+            for memory in away.reloaded():
+                self._watch.made.note(memory)
+        return marks
+
+    def arrive(self, key: Hashable) -> None:
+        """Wait until what was reloaded is back; the backward does so, too, if nobody has.
+
+        Raises
+        ------
+        RunError
+            If the microbatch is not right behind its reload.
+        """
+        self._moved(key, "backward").back()
+        del self._away[key]
+
+    def _moved(self, key: Hashable, doing: str) -> Away:
+        away = self._away.get(key)
+        if away is None:
+            raise RunError(f"{self.name}: {doing} of {key!r}, whose forward was not told that it moves")
+        return away
+
+    def host_bytes(self) -> int:
+        """What lies in host memory on account of microbatches in flight."""
+        return sum(away.host_bytes() for away in self._away.values())
 
     def _wanted(self, inputs: Sequence[Any], requires_grad: Sequence[bool] | None) -> list[bool]:
         if requires_grad is None:
@@ -358,6 +443,8 @@ class SplitStage:
         if flight.weights_wait is not weights_wait:
             missing = "its backward_input comes first" if weights_wait else "its backward_input has run already"
             raise RunError(f"{self.name}: {doing} of {key!r}: {missing}")
+        if key in self._away:
+            self.arrive(key)
         return flight
 
     # ---- what is there
@@ -371,6 +458,7 @@ class SplitStage:
         """Drop every microbatch in flight, as after an error."""
         self._flights.clear()
         self._checkpoints.clear()
+        self._away.clear()
         if self.share is not None:
             self.share.forget()
         for module in self._forwards.sharded:

@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
     @property
     def letter(self) -> str:
-        """How pictures and messages show it: F, B, W, BW for both gradients in one; C again; U, X, L away and back; R, O."""
+        """How it is shown: F, B, W, BW for both gradients in one; C again; U, X, L away and back; R, O at the end."""
         return _LETTERS[self]
 
     @property

@@ -155,10 +155,10 @@ class Problem:
                     f"the profile has a link from rank {override.sender} to rank {override.receiver}, "
                     f"but the placement has only {counted(ranks, 'rank')}"
                 )
-        for one in () if self.profile.host_link is None else self.profile.host_link.overrides:
-            if one.rank >= ranks:
+        for copies in () if self.profile.host_link is None else self.profile.host_link.overrides:
+            if copies.rank >= ranks:
                 raise ProblemError(
-                    f"the profile has a host link of rank {one.rank}, but the placement has only "
+                    f"the profile has a host link of rank {copies.rank}, but the placement has only "
                     f"{counted(ranks, 'rank')}"
                 )
         limit = self.memory_limit

@@ -9,7 +9,16 @@ from dataclasses import dataclass, fields
 from zbsolve.errors import ProfileError
 from zbsolve.units import whole_amount
 
-__all__ = ["HostLink", "HostLinkOverride", "Link", "LinkOverride", "Profile", "ProfileSource", "StageCost", "StageSpread"]
+__all__ = [
+    "HostLink",
+    "HostLinkOverride",
+    "Link",
+    "LinkOverride",
+    "Profile",
+    "ProfileSource",
+    "StageCost",
+    "StageSpread",
+]
 
 MAX_STAGES = 4096
 

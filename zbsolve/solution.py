@@ -14,7 +14,17 @@ from zbsolve.units import format_bytes, format_ns
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Bound", "Metrics", "Solution", "Status", "offloaded", "offloaded_in_words", "recomputed", "recomputed_in_words", "relative_gap"]
+__all__ = [
+    "Bound",
+    "Metrics",
+    "Solution",
+    "Status",
+    "offloaded",
+    "offloaded_in_words",
+    "recomputed",
+    "recomputed_in_words",
+    "relative_gap",
+]
 
 Status = Literal["optimal", "feasible"]
 

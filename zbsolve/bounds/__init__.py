@@ -123,7 +123,8 @@ def smallest_limits(problem: Problem) -> tuple[int, ...]:
 
     Enough: one microbatch after the other, every B at once followed by its W (or fused where
     that takes less), needs at no moment more; every
-    forward is computed again or moved away at once, whichever leaves less, where that is allowed. It keeps all ranks at their least at once.
+    forward is computed again or moved away at once, whichever leaves less, where that is
+    allowed. It keeps all ranks at their least at once.
 
     Own proof.
 

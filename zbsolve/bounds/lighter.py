@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zbsolve.problem import Problem
-from zbsolve.profile import StageCost
 
 __all__ = ["lighter"]
 
@@ -30,19 +29,18 @@ def lighter(problem: Problem) -> Problem:
     chosen = problem.allow & _CHOICES
     if not chosen:
         return problem
-    stages = tuple(_lighter(cost, chosen) for cost in problem.profile.stages)
+    stages = []
+    for cost in problem.profile.stages:
+        least = cost.activation_bytes
+        if "recompute" in chosen:
+            least = min(least, cost.checkpoint)
+        if "offload" in chosen:
+            least = min(least, cost.activation_bytes - cost.offloadable)
+        bare = replace(cost, checkpoint_bytes=None, recompute_ns=None, offload_bytes=None)
+        stages.append(replace(bare, activation_bytes=least))
     return replace(
         problem,
-        profile=replace(problem.profile, stages=stages, host_link=None),
+        profile=replace(problem.profile, stages=tuple(stages), host_link=None),
         memory_limit=problem.limit_bytes,
         allow=problem.allow - _CHOICES,
     )
-
-
-def _lighter(cost: StageCost, chosen: frozenset[str]) -> StageCost:
-    least = cost.activation_bytes
-    if "recompute" in chosen:
-        least = min(least, cost.checkpoint)
-    if "offload" in chosen:
-        least = min(least, cost.activation_bytes - cost.offloadable)
-    return replace(cost, activation_bytes=least, checkpoint_bytes=None, recompute_ns=None, offload_bytes=None)

@@ -105,7 +105,9 @@ def missing_parts(sheet: Sheet) -> Iterator[Violation]:
             yield _missing(sheet, part, cell)
     for cell, three in enumerate(zip(*sheet.moves.values(), strict=True)):
         if any(three):
-            yield from (_missing(sheet, kind, cell) for kind, entry in zip(sheet.moves, three, strict=True) if not entry)
+            yield from (
+                _missing(sheet, kind, cell) for kind, entry in zip(sheet.moves, three, strict=True) if not entry
+            )
 
 
 def needless_moves(sheet: Sheet) -> Iterator[Violation]:

@@ -55,6 +55,11 @@ STYLE: dict[str, Any] = {
     "path.simplify": False,
 }
 
+_STRIPS = {Kind.REDUCE_GRADIENT: (0.88, 0.09), Kind.OFFLOAD: (0.88, 0.045), Kind.RELOAD: (0.925, 0.045)}
+"""Where in a row, and how high, what runs beside the computing is drawn."""
+
+_UNLETTERED = {*_STRIPS, Kind.RELEASE}
+
 
 def draw_timetables(timetables: Sequence[tuple[str, Timetable]], path: str | Path, *, memory: bool = True) -> Path:
     """Draw timetables below each other on one time axis into a file.
@@ -206,8 +211,9 @@ class _Page:
         for rank, row in enumerate(panel.timetable.rows):
             for timed in row:
                 top, tall = _box_top(panel, rank, timed.op.stage), height
-                if timed.op.kind is Kind.REDUCE_GRADIENT:  # beside the computing: a strip at the foot of the row
-                    top, tall = rank + 0.88, 0.09
+                if timed.op.kind in _STRIPS:  # beside the computing: at the foot of the row
+                    below, tall = _STRIPS[timed.op.kind]
+                    top = rank + below
                 box = (timed.start_ns, top, timed.end_ns, top + tall)
                 found.setdefault(timed.op.kind, []).append(box)
             if row:
@@ -248,7 +254,7 @@ class _Page:
         for panel in self.shown:
             for row in panel.timetable.rows:
                 for timed in row:
-                    if timed.op.kind is not Kind.REDUCE_GRADIENT:
+                    if timed.op.kind not in _UNLETTERED:
                         rooms.setdefault(timed.op.kind, []).append(self._room(timed))
         if sum(map(len, rooms.values())) > MOST_LABELS:
             return Lettering()

@@ -87,7 +87,7 @@ def forward_call(
     behind: Boundary | None,
     look: AfterForward | None,
 ) -> Call:
-    """The function of an F, one that keeps a checkpoint alone, or that moves, or neither; `alone`: in turn with other ranks' forwards."""
+    """The function of an F, which may keep a checkpoint alone, or move away; `alone`: in turn with those of others."""
     letters, marks, run = desk.mail, desk.marks, stage.forward
     source, place = (desk.inputs, key) if into is None else (letters, into)
     kept = {name: True for name, does in (("checkpoint", checkpoint), ("moves", moves)) if does}
@@ -174,9 +174,7 @@ def alone_call(desk: Desk, at: int, mark: Mark, run: Callable[[int], None], key:
     return alone
 
 
-def copy_call(
-    desk: Desk, at: int, mark: Mark, run: Callable[[int, Mark], tuple[Any, Any]], key: int
-) -> Call:
+def copy_call(desk: Desk, at: int, mark: Mark, run: Callable[[int, Mark], tuple[Any, Any]], key: int) -> Call:
     """The function of an offload or a reload, which notes the time where it runs, beside the computing."""
     marks = desk.marks
 

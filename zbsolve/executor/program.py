@@ -138,8 +138,8 @@ def training_program(
             look = after_forward(op.stage)
             return forward_call(
                 desk, at, mark, op.stage, stage, key, into, out,
-                split=split, checkpoint=(op.stage, key) in again, moves=(op.stage, key) in moving, alone=alone, finish=finish,
-                behind=behind, look=look,
+                split=split, checkpoint=(op.stage, key) in again, moves=(op.stage, key) in moving, alone=alone,
+                finish=finish, behind=behind, look=look,
             )  # fmt: skip
         if op.kind is Kind.RECOMPUTE:
             return alone_call(desk, at, mark, stage.recompute, key)
@@ -167,10 +167,11 @@ def training_program(
         if action is None:
             break
         if action.do is Do.COMPUTE:
-            if action.op.kind in _BACKWARDS and (action.op.stage, action.op.microbatch) in moving:
+            stage, key = action.op.stage, action.op.microbatch
+            if action.op.kind in _BACKWARDS and key is not None and (stage, key) in moving:
                 # ahead of its marks, as for whatever a backward waits for
                 program.actions.append(action)
-                program.calls.append(partial(stages[action.op.stage].arrive, action.op.microbatch))
+                program.calls.append(partial(stages[stage].arrive, key))
             made: Call | None = compute(action.op, 2 * len(program.ops))
             program.ops.append(action.op)
             if last_weight.get(action.op.stage) is action:

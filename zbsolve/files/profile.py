@@ -10,7 +10,16 @@ from zbsolve.disk import PathLike, read_regular, write_atomic
 from zbsolve.files import shapes
 from zbsolve.files.parse import located, parse
 from zbsolve.files.text import json_bytes, toml_bytes
-from zbsolve.profile import HostLink, HostLinkOverride, Link, LinkOverride, Profile, ProfileSource, StageCost, StageSpread
+from zbsolve.profile import (
+    HostLink,
+    HostLinkOverride,
+    Link,
+    LinkOverride,
+    Profile,
+    ProfileSource,
+    StageCost,
+    StageSpread,
+)
 from zbsolve.units import parse_bytes, parse_ns
 
 __all__ = ["profile_bytes", "read_profile", "read_profile_bytes", "write_profile"]

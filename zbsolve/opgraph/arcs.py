@@ -61,7 +61,7 @@ def _chain(problem: Problem, tail: Int32, head: Int32, *, sender: int, receiver:
 
 
 def within_stage(parts: Parts) -> Arcs:
-    """F, then B, then W (which a fused backward does by itself); between F and B what is computed again, or moved away and back."""
+    """F, then B, then W (which a fused backward does by itself); between F and B what is done again, or moved."""
     split = parts.backward_input != parts.backward_weight
     again = parts.recompute >= 0
     away_tail, away_head = copies(parts)

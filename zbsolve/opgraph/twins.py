@@ -9,7 +9,7 @@ from zbsolve.problem import Problem
 
 
 def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32) -> Int32:
-    """Microbatches alike in route, in costs and in what is fused, computed again or moved away share classes of operations.
+    """Microbatches alike in route, costs and what is fused, computed again or moved share classes of operations.
 
     What ends the iteration has no twin.
     """

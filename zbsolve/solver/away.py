@@ -59,7 +59,9 @@ def folded_away(problem: Problem, chosen: frozenset[int]) -> Problem:
             extra = cost.workspace_bytes + cost.offloadable + spare
             bare = replace(bare, activation_bytes=stays, workspace_bytes=extra, checkpoint_bytes=None)
         stages.append(bare)
-    return _bare(problem, replace(problem.profile, stages=tuple(stages)), problem.limit_bytes)
+    profile = replace(problem.profile, stages=tuple(stages), host_link=None)
+    allow = problem.allow - {"offload"}
+    return replace(problem, profile=profile, memory_limit=problem.limit_bytes, allow=allow)
 
 
 def roomier(problem: Problem, times: Fraction) -> Problem:
@@ -68,16 +70,8 @@ def roomier(problem: Problem, times: Fraction) -> Problem:
         None if limit is None else (base := problem.static_bytes(rank)) + int(times * max(0, limit - base))
         for rank, limit in enumerate(problem.limit_bytes)
     )
-    return _bare(problem, problem.profile, limits)
-
-
-def _bare(problem: Problem, profile: object, limits: Sequence[int | None]) -> Problem:
-    return replace(
-        problem,
-        profile=replace(profile, host_link=None),  # type: ignore[type-var]
-        memory_limit=tuple(limits),
-        allow=problem.allow - {"offload"},
-    )
+    profile = replace(problem.profile, host_link=None)
+    return replace(problem, profile=profile, memory_limit=limits, allow=problem.allow - {"offload"})
 
 
 def moved(order: Order, chosen: Sequence[int] | frozenset[int]) -> Order:
@@ -122,9 +116,7 @@ def stay(problem: Problem, order: Order, reserve: int = 0) -> Order:
         levels = memory_levels(graph, nodes, rank)[:, 1].copy()
         freed = {(op.stage, op.microbatch): place for place, op in enumerate(row) if op.kind is Kind.RELEASE}
         away = [
-            (place - freed[op.stage, op.microbatch], place)
-            for place, op in enumerate(row)
-            if op.kind is Kind.RELOAD
+            (place - freed[op.stage, op.microbatch], place) for place, op in enumerate(row) if op.kind is Kind.RELOAD
         ]
         limit = int(graph.limit_bytes[rank]) - reserve
         stays: set[tuple[int, int | None]] = set()

@@ -24,7 +24,7 @@ from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
 from zbsolve.solution import Solution, relative_gap
 from zbsolve.solver.again import readings, thinned
-from zbsolve.solver.away import may_move, moved, movable
+from zbsolve.solver.away import may_move, movable, moved
 from zbsolve.solver.choice import Choice, bare, choices, folded, neighbours, unfolded
 from zbsolve.solver.copies import arranged
 from zbsolve.solver.incumbent import Progress

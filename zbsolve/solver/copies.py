@@ -31,7 +31,7 @@ _RELEASE, _RELOAD = KINDS.index(Kind.RELEASE), KINDS.index(Kind.RELOAD)
 
 
 def arranged(problem: Problem, order: Order) -> Order:
-    """The best order found by leaving out copies that memory has no need of and putting the others beside the computing.
+    """The best order found by leaving out copies that memory does not need and putting others beside the computing.
 
     Never slower than the order itself, and within the limits if that is.
     """
@@ -58,7 +58,8 @@ def beside(problem: Problem, order: Order) -> tuple[int, Order]:
         times = _timed(graph, rows)
         if best is None or times.value_ns < best[0]:
             best = times.value_ns, [list(row) for row in rows]
-        if not any([_Row(graph, rank, row).relax(times) for rank, row in enumerate(rows)]):
+        changed = [_Row(graph, rank, row).relax(times) for rank, row in enumerate(rows)]
+        if not any(changed):
             break
     assert best is not None
     return best[0], graph.decode(best[1])

@@ -207,7 +207,7 @@ class Trace:
             samples=samples,
             note="times measured while the pipeline ran; bytes and links as before",
         )
-        return Profile(stages=stages, link=old.link, name=old.name, source=source)
+        return Profile(stages=stages, link=old.link, name=old.name, source=source, host_link=old.host_link)
 
     def __repr__(self) -> str:
         operations = sum(map(len, self.steps[0]))

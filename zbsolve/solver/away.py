@@ -43,10 +43,11 @@ def movable(problem: Problem) -> tuple[int, ...]:
     )
 
 
-def folded_away(problem: Problem, chosen: frozenset[int]) -> Problem:
+def folded_away(problem: Problem, chosen: frozenset[int], under_way: int = 0) -> Problem:
     """The problem in which what the chosen stages can move is away between forward and backward, in no time.
 
-    What is moved counts as workspace, which W has, too, without a need for it.
+    What is moved counts as workspace, which W has, too, without a need for it. With `under_way`, so many times what
+    the largest of them moves stays free on each rank all the while, for copies that run beside the computing.
     """
     # scaled and rounded by itself, a sum may be a byte short of its parts
     smallest = min((Fraction(f) for f in problem.microbatch_factors or ()), default=Fraction(1))
@@ -61,7 +62,15 @@ def folded_away(problem: Problem, chosen: frozenset[int]) -> Problem:
         stages.append(bare)
     profile = replace(problem.profile, stages=tuple(stages), host_link=None)
     allow = problem.allow - {"offload"}
-    return replace(problem, profile=profile, memory_limit=problem.limit_bytes, allow=allow)
+    largest = [
+        max((problem.profile.stages[s].offloadable for s in problem.placement.stages_of(rank) if s in chosen), default=0)
+        for rank in range(problem.placement.ranks)
+    ]
+    limits = tuple(
+        None if limit is None else max(0, limit - under_way * size)
+        for limit, size in zip(problem.limit_bytes, largest, strict=True)
+    )
+    return replace(problem, profile=profile, memory_limit=limits, allow=allow)
 
 
 def roomier(problem: Problem, times: Fraction) -> Problem:

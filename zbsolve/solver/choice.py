@@ -24,10 +24,11 @@ _ROOMS = (Fraction(3, 2), Fraction(2), Fraction(3))
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Stages computed again, stages moved away, and times the room beside static bytes."""
+    """Stages computed again, stages moved away, copies that have room beside the rest, and times the room there is."""
 
     again: frozenset[int] = frozenset()
     away: frozenset[int] = frozenset()
+    under_way: int = 0
     room: Fraction = Fraction(1)
 
 
@@ -39,6 +40,7 @@ def choices(problem: Problem) -> tuple[Choice, ...]:
         can = frozenset(movable(problem))
         quick = frozenset(stage for stage in can if _hidden(problem, stage))
         lean = _on_full_ranks(problem, can)
+        found += [Choice(away=lean, under_way=2), Choice(away=can, under_way=1)]
         found += [Choice(away=stages) for stages in (lean, quick, can)]
         found += [Choice(room=times) for times in _ROOMS]
         if quick < can:
@@ -83,11 +85,13 @@ def _otherwise_away(problem: Problem, choice: Choice) -> Iterator[Choice]:
         yield replace(choice, room=choice.room * Fraction(3, 4))
         yield replace(choice, room=choice.room * Fraction(5, 4))
         return
+    if choice.away:
+        yield replace(choice, under_way=choice.under_way + 1)
     for stage in movable(problem):
         one = frozenset({stage})
-        yield Choice(again=choice.again - one, away=choice.away ^ one)
+        yield replace(choice, again=choice.again - one, away=choice.away ^ one)
     for stage in choice.away if again.may_gain(problem) else ():
-        yield Choice(again=choice.again | {stage}, away=choice.away - {stage})
+        yield replace(choice, again=choice.again | {stage}, away=choice.away - {stage})
 
 
 def folded(problem: Problem, choice: Choice, reading: Kind) -> Problem:
@@ -95,7 +99,7 @@ def folded(problem: Problem, choice: Choice, reading: Kind) -> Problem:
     inner = again.folded(problem, choice.again, reading)
     if "offload" not in problem.allow:
         return inner
-    return folded_away(inner, choice.away) if choice.room == 1 else roomier(inner, choice.room)
+    return folded_away(inner, choice.away, choice.under_way) if choice.room == 1 else roomier(inner, choice.room)
 
 
 def unfolded(problem: Problem, order: Order, choice: Choice) -> Order:

@@ -82,6 +82,10 @@ def factors(count: int) -> st.SearchStrategy[tuple[str, ...] | None]:
     return st.one_of(st.none(), st.none(), some)
 
 
+def _divisors(number: int) -> list[int]:
+    return [k for k in range(1, number + 1) if number % k == 0]
+
+
 @st.composite
 def problems(
     draw: st.DrawFn,
@@ -93,10 +97,12 @@ def problems(
     variants: bool = False,
     recompute: bool = False,
     offload: bool = False,
+    queueing: bool = False,
 ) -> Problem:
     """Problems on any placement, without a memory limit unless `limits`; with `variants` some are no plain training.
 
-    With `recompute`, or `offload`, all allow it.
+    With `recompute`, or `offload`, all allow it; with `queueing` transfers wait for each other on some links, and all
+    are slow.
     """
     where = draw(placement if placement is not None else placements())
     ends = variants and draw(st.booleans())
@@ -106,14 +112,22 @@ def problems(
     stages = tuple(draw(st.lists(costs, min_size=where.stages, max_size=where.stages)))
     pairs = [(a, b) for a in range(where.ranks) for b in range(where.ranks) if a != b]
     special = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2)) if pairs else []
-    bandwidth = st.one_of(st.none(), st.integers(10**8, 10**10))
+    bandwidth = st.integers(10**8, 2 * 10**9) if queueing else st.one_of(st.none(), st.integers(10**8, 10**10))
+    queue = st.sampled_from(["link", "link", "sender", None]) if queueing else st.none()
     link = Link(
         latency_ns=draw(st.integers(0, 5)),
         bytes_per_second=draw(bandwidth),
         overrides=tuple(
-            LinkOverride(sender=a, receiver=b, latency_ns=draw(st.integers(0, 9)), bytes_per_second=draw(bandwidth))
+            LinkOverride(
+                sender=a,
+                receiver=b,
+                latency_ns=draw(st.integers(0, 9)),
+                bytes_per_second=draw(bandwidth),
+                queueing=draw(queue),
+            )
             for a, b in special
         ),
+        queueing=draw(queue),
     )
     microbatches = draw(st.integers(1, most_microbatches))
     limit = draw(st.sampled_from(["0.5x", "0.75x", "1x", "1.5x", "2x"])) if limits else None
@@ -127,6 +141,7 @@ def problems(
         microbatch_factors=draw(factors(microbatches)),
         allow=frozenset({"split", "fused"} | {w for w, may in (("recompute", again), ("offload", moved)) if may}),
         forward_only=variants and draw(st.integers(0, 4)) == 0,
+        slices=draw(st.sampled_from(_divisors(microbatches))) if variants else 1,
     )
 
 
@@ -163,11 +178,14 @@ def random_order(problem: Problem, seed: int, *, fused: float = 0.3) -> Order:
 
     def needs(op: Op) -> list[Op]:
         if op.kind is Kind.FORWARD:
-            return [Op(Kind.FORWARD, op.stage - 1, op.microbatch)] if op.stage else []
+            earlier = [Op(Kind.FORWARD, op.stage, op.microbatch - 1)] if op.microbatch % problem.slices else []
+            return earlier + ([Op(Kind.FORWARD, op.stage - 1, op.microbatch)] if op.stage else [])
         if op.kind in before:
             return [Op(before[op.kind], op.stage, op.microbatch)]
         after = [] if op.stage == last else [Op(Kind.BACKWARD_INPUT, op.stage + 1, op.microbatch)]
         after += again & {Op(kind, op.stage, op.microbatch) for kind in (Kind.RECOMPUTE, Kind.RELOAD)}
+        if (op.microbatch + 1) % problem.slices:
+            after.append(Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch + 1))
         return [Op(Kind.FORWARD, op.stage, op.microbatch), *after]
 
     def complete(rank: int, op: Op) -> bool:

@@ -58,6 +58,7 @@ def test_the_catalog_says_where_every_schedule_comes_from():
         "dualpipe",
         "dualpipe-v",
         "hanayo",
+        "seq-1f1b",
         "forward-only",
     ]
     for schedule in schedules():

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from zbsolve.errors import ProblemError, ProfileError
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
-from zbsolve.profile import Profile, StageCost
+from zbsolve.profile import Link, Profile, StageCost
 from zbsolve.units import MAX_AMOUNT, counted, parse_bytes, parse_factor, scaled, whole_amount
 
 __all__ = ["Factor", "Limit", "Objective", "Problem"]
@@ -75,6 +75,9 @@ class Problem:
     forward_only
         Run the forwards alone, for evaluation and serving: what a forward holds is freed at its end.
         `allow` then says nothing.
+    slices
+        Runs of so many microbatches are slices of one sequence each: on every stage the forward of a slice
+        follows that of the slice before it, and its backward that of the slice behind it. 1: whole sequences.
     ends
         Whether an iteration ends with the reductions of gradients and the optimizers for which the
         profile has times, each once on every rank that holds the stage. Where it has none, True.
@@ -100,6 +103,7 @@ class Problem:
     rank_factors: tuple[Factor, ...] | None = None
     microbatch_factors: tuple[Factor, ...] | None = None
     forward_only: bool = False
+    slices: int = 1
     ends: bool = True
     limit_bytes: tuple[int | None, ...] = field(init=False, repr=False, compare=False)
     _costs: dict[tuple[int, int, Factor], StageCost] = field(
@@ -131,14 +135,25 @@ class Problem:
             raise ProblemError(
                 "allow has offload, but the profile does not say what a copy to host memory takes; give it a host_link"
             )
+        if whole_amount(self.slices, "the number of slices", error=ProblemError) < 1 or self.microbatches % self.slices:
+            raise ProblemError(
+                f"a sequence has at least one slice, and {counted(self.microbatches, 'microbatch')} "
+                f"cannot be sequences of {self.slices} slices each; the number of microbatches is sequences x slices"
+            )
         route_of = self.route_of
         if route_of is None:
-            route_of = tuple(j % routes for j in range(self.microbatches))
+            route_of = tuple(j // self.slices % routes for j in range(self.microbatches))
         object.__setattr__(self, "route_of", tuple(route_of))
         if len(route_of) != self.microbatches or any(not 0 <= r < routes for r in route_of):
             raise ProblemError(
                 f"route_of needs one route below {routes} for each of the {self.microbatches} microbatches"
             )
+        for j, route in enumerate(route_of):
+            if route != route_of[j - self.position(j)]:
+                raise ProblemError(
+                    f"microbatch {j} takes route {route}, but the sequence that it is a slice of began on route "
+                    f"{route_of[j - self.position(j)]}; give the slices of a sequence one route: they share its state"
+                )
         for name in ("forward_only", "ends"):
             if not isinstance(getattr(self, name), bool):
                 raise ProblemError(f"{name} is True or False, got {getattr(self, name)!r}")
@@ -229,6 +244,10 @@ class Problem:
             known = self._costs[stage, rank, size] = _scaled_cost(cost, stage, Fraction(slowness), Fraction(size))
         return known
 
+    def position(self, microbatch: int) -> int:
+        """Which slice of its sequence a microbatch is, from 0."""
+        return microbatch % self.slices
+
     def factor(self, op: Op) -> float:
         """How many times as long as the profile says an operation takes, for reading measured times."""
         assert op.microbatch is not None
@@ -283,7 +302,7 @@ class Problem:
         ]
         content = [
             stages,
-            asdict(self.profile.link),
+            _link_content(self.profile.link),
             self.placement.routes,
             self.microbatches,
             self.limit_bytes,
@@ -299,6 +318,8 @@ class Problem:
         }
         if self.forward_only:
             chosen["forward_only"] = True
+        if self.slices > 1:
+            chosen["slices"] = self.slices
         if self.has_ends:
             chosen["ends"] = True
         if "offload" in self.allow and self.profile.host_link is not None:
@@ -306,6 +327,15 @@ class Problem:
         content += [chosen] if chosen else []
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _link_content(link: Link) -> dict[str, Any]:
+    """A link as the fingerprint has it: where nothing queues it does not say so."""
+    content = asdict(link)
+    for part in (content, *content["overrides"]):
+        if part["queueing"] is None:
+            del part["queueing"]
+    return content
 
 
 def _factors(given: Sequence[Factor] | None, name: str, count: int, one: str) -> tuple[Decimal, ...] | None:

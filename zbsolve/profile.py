@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 from zbsolve.errors import ProfileError
 from zbsolve.units import whole_amount
@@ -34,6 +35,21 @@ def _check_name(name: object, what: str) -> None:
 def _check_bandwidth(value: object, what: str) -> None:
     if value is not None and whole_amount(value, what, error=ProfileError) == 0:
         raise ProfileError(f"{what} must be positive; leave it out for an unlimited link")
+
+
+Queueing = Literal["link", "sender"]
+"""What transfers queue for: their ordered pair of ranks, or whatever leaves their sender."""
+
+
+def _check_queueing(value: object, bytes_per_second: int | None, what: str) -> None:
+    if value is None:
+        return
+    if value not in ("link", "sender"):
+        raise ProfileError(f"{what}: queueing is 'link' or 'sender', or left out where nothing queues; got {value!r}")
+    if bytes_per_second is None:
+        raise ProfileError(
+            f"{what}: transfers can queue only for a bandwidth; give bytes_per_second, or leave queueing out"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +147,13 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOverride:
-    """The link of one ordered pair of ranks, where it differs from the default."""
+    """The link of one ordered pair of ranks, in the place of the default: nothing of that is left for it."""
 
     sender: int
     receiver: int
     latency_ns: int = 0
     bytes_per_second: int | None = None
+    queueing: Queueing | None = None
 
     def __post_init__(self) -> None:
         for field in ("sender", "receiver", "latency_ns"):
@@ -144,6 +161,7 @@ class LinkOverride:
         if self.sender == self.receiver:
             raise ProfileError(f"a link joins two ranks, but an override has rank {self.sender} at both ends")
         _check_bandwidth(self.bytes_per_second, "link override: bytes_per_second")
+        _check_queueing(self.queueing, self.bytes_per_second, "link override")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,15 +178,26 @@ class Link:
         None for unlimited.
     overrides
         Ordered rank pairs that differ.
+    queueing
+        None: transfers do not disturb each other. ``"link"``: a transfer occupies its ordered pair of ranks for
+        bytes / bytes_per_second, rounded up, one after the other in the order of the sender's row; it arrives
+        latency_ns after that. ``"sender"``: the same, but all that leaves a rank over such links shares one way out.
+
+    Raises
+    ------
+    ProfileError
+        If a number makes no sense, a pair is given twice, or transfers are to queue where bandwidth is unlimited.
     """
 
     latency_ns: int = 0
     bytes_per_second: int | None = None
     overrides: tuple[LinkOverride, ...] = ()
+    queueing: Queueing | None = None
 
     def __post_init__(self) -> None:
         whole_amount(self.latency_ns, "link: latency_ns", error=ProfileError)
         _check_bandwidth(self.bytes_per_second, "link: bytes_per_second")
+        _check_queueing(self.queueing, self.bytes_per_second, "link")
         object.__setattr__(self, "overrides", tuple(self.overrides))
         seen: set[tuple[int, int]] = set()
         for override in self.overrides:
@@ -183,6 +212,23 @@ class Link:
             if override.sender == sender and override.receiver == receiver:
                 return override.latency_ns, override.bytes_per_second
         return self.latency_ns, self.bytes_per_second
+
+    def queueing_between(self, sender: int, receiver: int) -> Queueing | None:
+        """What transfers of an ordered pair of ranks queue for."""
+        for override in self.overrides:
+            if override.sender == sender and override.receiver == receiver:
+                return override.queueing
+        return self.queueing
+
+    @property
+    def queues(self) -> bool:
+        """Whether transfers queue anywhere."""
+        return self.queueing is not None or any(override.queueing is not None for override in self.overrides)
+
+    def without_queueing(self) -> Link:
+        """The link whose transfers take as long as they must, and never wait for each other."""
+        overrides = tuple(replace(override, queueing=None) for override in self.overrides)
+        return replace(self, overrides=overrides, queueing=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

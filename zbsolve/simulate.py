@@ -14,6 +14,10 @@ then T is both attained and necessary. They do stop: the cycles of one pass can 
 than T while ranks push each other on in turn, so each rank also remembers the path that raised it
 last, and by Bellman-Ford's theorem these paths close into a cycle longer than T within as many
 rounds as there are ranks, if there is one.
+
+A link on which transfers queue repeats as a rank does: in each iteration it serves all its transfers, in
+the order of its sender's row, and the next iteration's first follows on this one's last. So it counts
+as one more rank, with its transfers for a row, a release of its own and a span that T must hold.
 """
 
 from __future__ import annotations
@@ -72,6 +76,11 @@ class Timer:
         tails, lags = graph.arc_tail.tolist(), graph.arc_lag_ns.tolist()
         pointers = graph.pred_ptr.tolist()
         self._steps = self._topological(tails, lags, pointers)
+        self._sends, self._arrives = _transfers(graph)
+        self._taken = [0] * len(graph.links)
+        for link, busy in zip(graph.arc_link.tolist(), graph.arc_busy_ns.tolist(), strict=True):
+            if link >= 0:
+                self._taken[link] += busy
 
     def _topological(
         self, tails: list[int], lags: list[int], pointers: list[int]
@@ -152,8 +161,12 @@ class Timer:
         Parameters
         ----------
         release_ns
-            No operation of rank r starts before its entry r.
+            No operation of rank r starts before its entry r. Behind them, for each queueing link, before when it
+            takes no transfer; such a link counts as a rank further on. Behind the nodes, both lists returned have
+            the end of its last transfer.
         """
+        if self._taken:
+            return self._run_queueing(release_ns)
         end = [0] * len(self.graph)
         source = [0] * len(self.graph)
         duration = self._duration
@@ -172,17 +185,52 @@ class Timer:
             source[node] = hangs
         return end, source
 
+    def _run_queueing(self, release_ns: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The same where transfers wait for their link: served as they are sent, for steps keep to the rows."""
+        nodes, ranks = len(self.graph), len(self.rows)
+        end, source = [0] * (nodes + len(self._taken)), [0] * (nodes + len(self._taken))
+        for link in range(len(self._taken)):
+            end[nodes + link] = release_ns[ranks + link]
+            source[nodes + link] = ranks + link
+        arrival: dict[int, tuple[int, int]] = {}
+        duration, rank = self._duration, self.graph.rank.tolist()
+        for node, ahead, arcs in self._steps:
+            if ahead >= 0:
+                at, hangs = end[ahead], source[ahead]
+            else:
+                hangs = rank[node]
+                at = release_ns[hangs]
+            for tail, lag in arcs:
+                ready = end[tail] + lag
+                if ready > at:
+                    at, hangs = ready, source[tail]
+            for arc in self._arrives.get(node, ()):
+                ready, origin = arrival[arc]
+                if ready > at:
+                    at, hangs = ready, origin
+            end[node] = at + duration[node]
+            source[node] = hangs
+            for arc, link, busy, latency in self._sends.get(node, ()):
+                if end[node] > end[nodes + link]:
+                    end[nodes + link], source[nodes + link] = end[node], hangs
+                end[nodes + link] += busy
+                arrival[arc] = end[nodes + link] + latency, source[nodes + link]
+        return end, source
+
     def makespan(self) -> Times:
         """As-soon-as-possible times; the value is the makespan."""
-        end, _ = self.run([0] * len(self.rows))
+        end, _ = self.run([0] * (len(self.rows) + len(self._taken)))
         return self._times(end, None)
 
     def period(self) -> Times:
         """Times that attain the least period, rounded up to a whole ns."""
         # the last of a row computes: what runs on another lane is followed by what needs it
         last_node = {r: row[-1] for r, row in enumerate(self.rows) if row}
-        release = [0] * len(self.rows)
+        # a link repeats as a rank does: its next first transfer follows on its last
+        last_node |= {len(self.rows) + k: len(self.graph) + k for k, taken in enumerate(self._taken) if taken}
+        release = [0] * (len(self.rows) + len(self._taken))
         value = max((sum(self._duration[n] for n in row) for row in self.graph.by_lane(self.rows)), default=0)
+        value = max(value, *self._taken, 0)
         raised: dict[int, tuple[int, int]] = {}
         while True:
             end, source = self.run(release)
@@ -204,6 +252,7 @@ class Timer:
                 release = later
 
     def _times(self, end: list[int], value: int | None) -> Times:
+        end = end[: len(self.graph)]
         start = [e - d for e, d in zip(end, self._duration, strict=True)]
         first = min(start, default=0)
         start = [s - first for s in start]
@@ -211,6 +260,18 @@ class Timer:
         span = max(end, default=0) if value is None else value
         release = [min((start[node] for node in row), default=0) for row in self.rows]
         return Times(start_ns=start, end_ns=end, value_ns=span, release_ns=release)
+
+
+def _transfers(graph: OpGraph) -> tuple[dict[int, list[tuple[int, int, int, int]]], dict[int, list[int]]]:
+    """By node what it sends over queueing links, as (arc, link, time on it, latency); by node the arcs it waits for."""
+    sends: dict[int, list[tuple[int, int, int, int]]] = {}
+    arrives: dict[int, list[int]] = {}
+    for arc in graph.sends.tolist():
+        busy = int(graph.arc_busy_ns[arc])
+        sent = (arc, int(graph.arc_link[arc]), busy, int(graph.arc_lag_ns[arc]) - busy)
+        sends.setdefault(int(graph.arc_tail[arc]), []).append(sent)
+        arrives.setdefault(int(graph.arc_head[arc]), []).append(arc)
+    return sends, arrives
 
 
 def cycle_mean(path_to: dict[int, tuple[int, int]]) -> int:

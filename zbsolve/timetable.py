@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
+from zbsolve.transfers import link_spans
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,8 +74,12 @@ class Timetable:
 
     @property
     def period_ns(self) -> int:
-        """The claimed period: the longest a rank is busy from its first start to its last end."""
-        return max((last - first for first, last in map(_span, self.rows)), default=0)
+        """The claimed period: the longest a rank is busy from its first start to its last end.
+
+        Where transfers queue, also the longest that a link needs before it can repeat (`zbsolve.transfers`).
+        """
+        period = max((last - first for first, last in map(_span, self.rows)), default=0)
+        return max(period, *link_spans(self.problem, self.rows).values(), 0)
 
     @property
     def makespan_ns(self) -> int:

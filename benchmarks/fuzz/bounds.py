@@ -51,7 +51,7 @@ def by_themselves(trial: Trial) -> None:
     if line.reads(trial.problem):
         for prove in trial.rng.sample([_some_ranks, _all_ranks, _windows, _windows, _improved], 2):
             prove(trial)
-        if trial.problem.microbatch_factors is None:  # else which F comes first is open
+        if trial.problem.microbatch_factors is None and trial.problem.slices == 1:  # else which F comes first is open
             _stretches(trial)
 
 

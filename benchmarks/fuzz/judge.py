@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import traceback
@@ -86,6 +87,37 @@ def _judge(trial: Trial, deep: float) -> None:
         bounds.by_themselves(trial)
 
 
+def _sequence_at_a_time(reading: Reading, first: int, rank: int, ways: list[str]) -> int:
+    """The bytes that a rank needs for one sequence in slices: the best of all ways back through its stages."""
+    stages = [s for s in range(reading.stages) if reading.rank(s, first) == rank]
+
+    def level(left: tuple[int, ...]) -> int:
+        return sum(reading.memory(("F", s, first + i))[1] for s, n in zip(stages, left, strict=True) for i in range(n))
+
+    def during(way: str, s: int, j: int) -> int:
+        held, most = 0, 0
+        for letter in way:
+            more, change = reading.memory((letter, s, j))
+            most, held = max(most, held + more), held + change
+        return most
+
+    @functools.cache
+    def back(left: tuple[int, ...]) -> int:
+        if not any(left):
+            return 0
+        options = []
+        for at, (s, n) in enumerate(zip(stages, left, strict=True)):
+            if n and (at + 1 == len(left) or left[at + 1] < n):
+                peak = level(left) + min(during(way, s, first + n - 1) for way in ways)
+                options.append(max(peak, back((*left[:at], n - 1, *left[at + 1 :]))))
+        return min(options)
+
+    forwards = [reading.memory(("F", s, first + i))[0] for s in stages for i in range(reading.slices)]
+    if reading.forwards_alone:
+        return max(forwards, default=0)
+    return back((reading.slices,) * len(stages))
+
+
 def _one_at_a_time(reading: Reading) -> list[int]:
     """The bytes that each rank needs for one microbatch after the other."""
     ways = (
@@ -94,6 +126,12 @@ def _one_at_a_time(reading: Reading) -> list[int]:
         else [way for way, may in (("BW", reading.may_split), ("D", reading.may_fuse)) if may]
     )
     need = list(reading.static)
+    if reading.slices > 1:
+        firsts = range(0, reading.microbatches, reading.slices)
+        return [
+            static + max(_sequence_at_a_time(reading, first, r, ways) for first in firsts)
+            for r, static in enumerate(reading.static)
+        ]
     for j, r in itertools.product(range(reading.microbatches), range(reading.ranks)):
         mine = [s for s in range(reading.stages) if reading.rank(s, j) == r]
         peaks = []

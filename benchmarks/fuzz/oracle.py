@@ -25,7 +25,7 @@ LETTERS = {Kind.FORWARD: "F", Kind.BACKWARD_INPUT: "B", Kind.BACKWARD_WEIGHT: "W
 KINDS = {letter: kind for kind, letter in LETTERS.items()}
 
 Name = tuple[str, int, int]
-"""Letter, stage, microbatch."""
+"""Letter, stage, microbatch; in small letters what a link carries of a stage: f its output, b its gradient onwards."""
 
 Rows = list[list[Name]]
 
@@ -39,6 +39,7 @@ class Reading:
         self.sizes = [Fraction(f) for f in problem.microbatch_factors or [1] * problem.microbatches]
         self.routes = problem.placement.routes
         self.microbatches = problem.microbatches
+        self.slices = problem.slices
         self.stages = len(self.profile)
         self.ranks = 1 + max(rank for route in self.routes for rank in route)
         self.route_of = problem.route_of
@@ -62,9 +63,10 @@ class Reading:
         """The parts that each microbatch has on each stage."""
         return "F" if self.forwards_alone else "FBW"
 
-    def alike(self, j: int) -> tuple[int, Fraction]:
-        """Equal for microbatches that may trade places."""
-        return self.route_of[j], self.sizes[j]
+    def alike(self, j: int) -> tuple[int, tuple[Fraction, ...], int]:
+        """Equal for microbatches that may trade places, of sequences all slices at once."""
+        place = j % self.slices
+        return self.route_of[j], tuple(self.sizes[j - place : j - place + self.slices]), place
 
     def rank(self, stage: int, microbatch: int) -> int:
         """The rank of a stage of a microbatch."""
@@ -74,15 +76,43 @@ class Reading:
         """From rank to rank."""
         if a == b:
             return 0
-        link: Any = self.link
-        for other in self.link.overrides:
-            if (other.sender, other.receiver) == (a, b):
-                link = other
+        link = self.between(a, b)
         speed = link.bytes_per_second
         return int(link.latency_ns + (0 if speed is None else math.ceil(Fraction(size * 10**9, speed))))
 
+    def between(self, a: int, b: int) -> Any:
+        """The link from rank to rank."""
+        own = [other for other in self.link.overrides if (other.sender, other.receiver) == (a, b)]
+        return own[0] if own else self.link
+
+    def sends(self, name: Name) -> tuple[Name, tuple[int, ...], int] | None:
+        """What an operation sends over a link on which transfers queue: its name, the link, the latency."""
+        letter, s, j = name
+        to = s + 1 if letter == "F" else s - 1
+        if letter == "W" or not 0 <= to < self.stages:
+            return None
+        a, b = self.rank(s, j), self.rank(to, j)
+        link = self.between(a, b)
+        if a == b or link.queueing is None:
+            return None
+        return ("f" if letter == "F" else "b", s, j), (a,) if link.queueing == "sender" else (a, b), link.latency_ns
+
+    def carried(self, rows: Rows) -> dict[tuple[int, ...], list[Name]]:
+        """By link what it carries, in the order of its sender's row."""
+        links: dict[tuple[int, ...], list[Name]] = {}
+        for row in rows:
+            for sent in filter(None, map(self.sends, row)):
+                links.setdefault(sent[1], []).append(sent[0])
+        return links
+
     def duration(self, name: Name) -> int:
         """In ns."""
+        if name[0] in "fb":
+            letter, s, j = name
+            boundary, down = (s, True) if letter == "f" else (s - 1, False)
+            sent = self.sends((letter.upper(), s, j))
+            assert sent is not None
+            return self.boundary(boundary, j, down=down) - sent[2]
         cost = self.costs[name[1:]]
         return {
             "F": cost.forward_ns,
@@ -109,11 +139,13 @@ class Reading:
     def serial(self) -> Rows:
         """One microbatch after the other, as poor an order as there is; split where that is allowed."""
         rows: Rows = [[] for _ in range(self.ranks)]
-        for j in range(self.microbatches):
-            for s in range(self.stages):
+        for first in range(0, self.microbatches, self.slices):
+            sequence = range(first, first + self.slices)
+            for j, s in itertools.product(sequence, range(self.stages)):
                 rows[self.rank(s, j)].append(("F", s, j))
-            for s in [] if self.forwards_alone else reversed(range(self.stages)):
-                rows[self.rank(s, j)] += [("B", s, j), ("W", s, j)] if self.may_split else [("D", s, j)]
+            for j, s in itertools.product(reversed(sequence), reversed(range(self.stages))):
+                if not self.forwards_alone:
+                    rows[self.rank(s, j)] += [("B", s, j), ("W", s, j)] if self.may_split else [("D", s, j)]
         return rows
 
     def peaks(self, rows: Rows) -> list[int]:
@@ -135,17 +167,30 @@ class Reading:
             for before, name in zip([None, *row], row, strict=False):
                 letter, s, j = name
                 needs: list[tuple[Name, int]] = [] if before is None else [(before, 0)]
+                if letter == "F" and j % self.slices:
+                    needs.append((("F", s, j - 1), 0))
+                if letter in "BD" and (j + 1) % self.slices:
+                    needs.append((("D" if ("D", s, j + 1) in there else "B", s, j + 1), 0))
                 if letter == "F" and s:
-                    needs.append((("F", s - 1, j), self.boundary(s - 1, j, down=True)))
+                    needs.append(self._handed(("F", s - 1, j), s - 1, j, down=True))
                 if letter == "W":
                     needs.append((("B", s, j), 0))
                 if letter in "BD":
                     needs.append((("F", s, j), 0))
                     if s < self.stages - 1:
                         after = ("D", s + 1, j) if ("D", s + 1, j) in there else ("B", s + 1, j)
-                        needs.append((after, self.boundary(s, j, down=False)))
+                        needs.append(self._handed(after, s, j, down=False))
                 waits[name] = needs
+        giver = {sent[0]: name for name in waits if (sent := self.sends(name)) is not None}
+        for line in self.carried(rows).values():
+            for ahead, sent_name in zip([None, *line], line, strict=False):
+                waits[sent_name] = [(giver[sent_name], 0)] + ([] if ahead is None else [(ahead, 0)])
         return waits
+
+    def _handed(self, giver: Name, stage: int, j: int, *, down: bool) -> tuple[Name, int]:
+        """What is waited for over a boundary: the operation and its lag, or what it sends over a queueing link."""
+        sent = self.sends(giver)
+        return (giver, self.boundary(stage, j, down=down)) if sent is None else (sent[0], sent[2])
 
     def boundary(self, stage: int, j: int, *, down: bool) -> int:
         """The lag over the boundary after a stage, of an output or of a gradient."""
@@ -187,7 +232,7 @@ class Reading:
         assert names is not None
         if not self.periodic:
             return Fraction(max(self._ends(names, waits, None).values()))
-        busy = [row for row in rows if row]
+        busy = [row for row in (*rows, *self.carried(rows).values()) if row]
         longest: dict[tuple[int, int], int] = {}
         for a, row in enumerate(busy):
             ends = self._ends(names, waits, row[0])
@@ -267,7 +312,9 @@ def best_within(
         return Found(True, None)
     model = cp_model.CpModel()
     stages, microbatches = range(reading.stages), range(reading.microbatches)
-    names: list[Name] = list(itertools.product(reading.letters, stages, microbatches))
+    own: list[Name] = list(itertools.product(reading.letters, stages, microbatches))
+    sent = {name: there for name in own if (there := reading.sends(name)) is not None}
+    names = [*own, *(there[0] for there in sent.values())]
     fused: dict[tuple[int, int], Any] = {
         (s, j): model.new_bool_var("") if reading.may_split and reading.may_fuse else int(reading.may_fuse)
         for s in stages
@@ -284,10 +331,11 @@ def best_within(
     length: dict[Name, Any] = {}
     for letter, s, j in names:
         apart, whole = reading.duration((letter, s, j)), reading.duration(("D", s, j)) if letter == "B" else 0
-        length[letter, s, j] = apart if letter == "F" else apart + fused[s, j] * (whole - apart)
+        length[letter, s, j] = apart if letter in "Ffb" else apart + fused[s, j] * (whole - apart)
     end = {name: start[name] + length[name] for name in names}
     # where everything takes time, times alone order the rows
     timeless = any(reading.duration((letter, s, j)) == 0 for letter in "FBWD" for s in stages for j in microbatches)
+    timeless |= any(reading.duration(there[0]) == 0 for there in sent.values())
     place = {name: model.new_int_var(0, len(names), "") for name in names} if timeless else {}
 
     def after(name: Name, before: Name, lag: int = 0, when: Any = None) -> None:
@@ -298,9 +346,22 @@ def best_within(
             for wait in waits:
                 wait.only_enforce_if(when)
 
+    for name, there in sent.items():
+        after(there[0], name)
+
+    def over(name: Name, before: Name, stage: int, *, down: bool) -> None:
+        if before in sent:
+            after(name, sent[before][0], sent[before][2])
+        else:
+            after(name, before, reading.boundary(stage, name[2], down=down))
+
     for s, j in itertools.product(stages, microbatches):
+        if j % reading.slices:
+            after(("F", s, j), ("F", s, j - 1))
+            if not reading.forwards_alone:
+                after(("B", s, j - 1), ("B", s, j))
         if s:
-            after(("F", s, j), ("F", s - 1, j), reading.boundary(s - 1, j, down=True))
+            over(("F", s, j), ("F", s - 1, j), s - 1, down=True)
         if reading.forwards_alone:
             continue
         after(("B", s, j), ("F", s, j))
@@ -311,11 +372,12 @@ def best_within(
         else:
             model.add(start["W", s, j] == end["B", s, j]).only_enforce_if(fused[s, j])
         if s:
-            after(("B", s - 1, j), ("B", s, j), reading.boundary(s - 1, j, down=False))
-    for kind in {reading.alike(j) for j in microbatches}:
+            over(("B", s - 1, j), ("B", s, j), s - 1, down=False)
+    for kind in dict.fromkeys(reading.alike(j) for j in microbatches):
         alike = [j for j in microbatches if reading.alike(j) == kind]
         for a, b in itertools.pairwise(alike):
-            after(("F", 0, b), ("F", 0, a))  # which is called which is free
+            if a % reading.slices == 0:
+                after(("F", 0, b), ("F", 0, a))  # which is called which is free
             if not any_turn:
                 for s in stages:
                     after(("F", s, b), ("F", s, a))
@@ -323,11 +385,15 @@ def best_within(
                         after(("B", s, b), ("B", s, a))
     value = model.new_int_var(0, most, "")
     for r in range(reading.ranks):
-        own = [name for name in names if reading.rank(name[1], name[2]) == r]
-        _rank(reading, model, own, r, fused, after)
-        spans = [] if stretch else itertools.product(own, own if reading.periodic else own[:1])
+        mine = [name for name in own if reading.rank(name[1], name[2]) == r]
+        _rank(reading, model, mine, r, fused, after, sent)
+        spans = [] if stretch else itertools.product(mine, mine if reading.periodic else mine[:1])
         for a, b in spans:
             model.add(value >= end[a] - (start[b] if reading.periodic else 0))
+    for link in {there[1] for there in sent.values()} if reading.periodic and not stretch else ():
+        line = [there[0] for there in sent.values() if there[1] == link]
+        for a, b in itertools.product(line, line):
+            model.add(value >= end[a] - start[b])
     for name in stretch[1] if stretch else ():
         model.add(value >= end[name] - start[stretch[0]])
     model.minimize(value)
@@ -338,7 +404,7 @@ def best_within(
     if status not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
         return Found(status == cp_model.INFEASIBLE, None)
     rows: Rows = [[] for _ in range(reading.ranks)]
-    for letter, s, j in sorted(names, key=lambda n: solver.value(place[n]) if timeless else solver.value(start[n])):
+    for letter, s, j in sorted(own, key=lambda n: solver.value(place[n]) if timeless else solver.value(start[n])):
         whole = bool(solver.value(fused[s, j]))
         if not (letter == "W" and whole):
             rows[reading.rank(s, j)].append(("D" if letter == "B" and whole else letter, s, j))
@@ -352,14 +418,18 @@ def _rank(
     rank: int,
     fused: dict[tuple[int, int], Any],
     after: Any,
+    sent: dict[Name, tuple[Name, tuple[int, ...], int]],
 ) -> None:
-    """One operation at a time, and memory as a sum over what stands ahead of each operation."""
+    """One operation at a time, so its messages on a link too, and memory as a sum over what stands ahead of each."""
     ahead: dict[tuple[Name, Name], Any] = {}
     for a, b in itertools.combinations(own, 2):
         first = model.new_bool_var("")
         ahead[a, b], ahead[b, a] = first, first.negated()
         after(b, a, 0, first)
         after(a, b, 0, first.negated())
+        if a in sent and b in sent and sent[a][1] == sent[b][1]:
+            after(sent[b][0], sent[a][0], 0, first)
+            after(sent[a][0], sent[b][0], 0, first.negated())
     limit = reading.limits[rank]
     if limit is None:
         return

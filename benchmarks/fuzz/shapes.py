@@ -188,6 +188,34 @@ def _forwards(rng: random.Random) -> _Plan:
     return plan
 
 
+def _slices(rng: random.Random) -> _Plan:
+    """Sequences in slices, equal or dearer towards their end, on any placement."""
+    plan = rng.choice([_plain, _plain, _plain, _chunks, _routes])(rng)
+    slices = rng.choice([2, 2, 2, 3])
+    sequences = max(1, min(3, 12 // (slices * plan.placement.stages)))
+    plan = replace(plan, microbatches=sequences * slices)
+    plan.further["slices"] = slices
+    if rng.random() < 0.4:
+        later = [rng.choice(["1", "1.25", "1.5", "2"]) for _ in range(1, slices)]
+        plan.further["microbatch_factors"] = ("1", *later) * sequences
+    return plan
+
+
+def _queueing(rng: random.Random) -> _Plan:
+    """Transfers that wait for each other, on any placement of a few ranks."""
+    plan = rng.choice([lambda r: _plain(r, ranks=r.choice([2, 3])), _chunks, _routes, _tight])(rng)
+    while plan.placement.ranks > 3:
+        plan = rng.choice([_chunks, _routes])(rng)
+    inner = plan.costs
+    plan.costs = lambda r, s: inner(r, s) | {"output_bytes": r.choice([0, 1, 2, 3, 6])}
+    plan.link = Link(
+        latency_ns=rng.choice([0, 0, 1, 4]),
+        bytes_per_second=rng.choice([10**9, 4 * 10**8]),
+        queueing=rng.choice(["link", "link", "sender"]),
+    )
+    return plan
+
+
 _WILD = _with(
     forward_ns=lambda r, c: r.choice([0, 1, 3, 10, 100, 1000]),
     backward_input_ns=lambda r, c: r.choice([0, 1, 3, 10, 100, 1000]),
@@ -227,6 +255,7 @@ KINDS: dict[str, Callable[[random.Random], _Plan]] = {
     "links": lambda r: _plain(
         r, costs=_with(output_bytes=lambda r, c: r.randint(0, 9)), link=Link(latency_ns=2, bytes_per_second=4 * 10**8)
     ),
+    "links that queue": _queueing,
     "tight and long": _tight,
     "many digits": _fine,
     "several chunks": _chunks,
@@ -234,6 +263,7 @@ KINDS: dict[str, Callable[[random.Random], _Plan]] = {
     "microbatches that differ": _sizes,
     "ranks that differ": _slow_ranks,
     "forwards alone": _forwards,
+    "slices of sequences": _slices,
 }
 """By name, what draws a problem of the kind."""
 
@@ -261,14 +291,19 @@ def draw(kind: str, rng: random.Random) -> Problem:
         for a, b in pairs
         if rng.random() < 0.12
     )
-    routes = len(where.routes)
+    overrides = tuple(replace(o, queueing=o.bytes_per_second and link.queueing) for o in overrides)
+    routes, slices = len(where.routes), plan.further.get("slices", 1)
     problem = Problem(
         profile=Profile(stages=tuple(stages), link=replace(link, overrides=overrides)),
         placement=where,
         microbatches=plan.microbatches,
         objective=rng.choice(["period", "period", "makespan"]),
         allow=frozenset(plan.allow or rng.choice([("split",), ("split", "fused"), ("split", "fused"), ("fused",)])),
-        route_of=tuple(rng.randrange(routes) for _ in range(plan.microbatches)) if rng.random() < 0.3 else None,
+        route_of=(
+            tuple(route for _ in range(plan.microbatches // slices) for route in [rng.randrange(routes)] * slices)
+            if rng.random() < 0.3
+            else None
+        ),
         **plan.further,
     )
     least = smallest_limits(problem)

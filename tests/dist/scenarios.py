@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.executor import pipes
+from tests.executor import attention, pipes
 from tests.executor.test_pipeline import Several, adam
+from tests.strategies import random_order
+from zbsolve.catalog import baseline
 from zbsolve.check import check
 from zbsolve.executor.gradients import plain_gradients
 from zbsolve.executor.runtime import Pipeline
@@ -94,6 +96,31 @@ def offload(rank: int, directory: Path) -> None:
         check(problem, trace)
         assert trace.order == away.order
         print(name, "done", flush=True)
+
+
+def slices(rank: int, directory: Path) -> None:
+    """Sequences in slices: what stages carry stays on its process, and gradients are those of whole sequences."""
+    sequences, count = 4, 3
+    for placement in (PLACEMENTS["linear"], PLACEMENTS["bidirectional"]):
+        asked = attention.problem(placement, sequences, count)
+        order = baseline("seq-1f1b", asked) if placement.name == "linear" else random_order(asked, 1)
+        stages = attention.model(placement.stages)
+        x, target = attention.batch(sequences, 4 * count)
+        holds_first, holds_last = rank in placement.holders(0), rank in placement.holders(placement.stages - 1)
+        reference = pipes.clones(stages)
+        (attention.loss(attention.whole(reference, x), target)).backward()
+        mine = {s: stages[s] for s in placement.stages_of(rank)}
+        with Pipeline(simulate(asked, order), mine, attention.loss) as pipe:
+            for _ in range(2):
+                pipe.zero_grad()
+                pipe.step(x if holds_first else None, target if holds_last else None)
+                for s, stage in mine.items():
+                    for own, plain in zip(stage.parameters(), reference[s].parameters(), strict=True):
+                        torch.testing.assert_close(own.grad, plain.grad, rtol=0, atol=1e-10)
+            output = pipe.eval(x if holds_first else None)
+            if holds_last:
+                torch.testing.assert_close(output, attention.whole(reference, x).detach(), rtol=0, atol=1e-10)
+        print(placement.name, "done", flush=True)
 
 
 def post_validation(rank: int, directory: Path) -> None:

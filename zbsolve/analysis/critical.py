@@ -24,12 +24,12 @@ Via = Literal["start", "row", "data", "iteration"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation of the path and how the one before it holds it.
+    """One operation of the path, or transfer on a queueing link, and how the one before it holds it.
 
     Parameters
     ----------
     node
-        The operation.
+        The operation or the transfer.
     via
         ``"start"`` of the path, the ``"row"``, ``"data"``, or the next ``"iteration"`` of its rank.
     lag_ns
@@ -94,7 +94,7 @@ def critical_path(network: Network, paths: Longest | None = None) -> CriticalPat
 def _path(network: Network, paths: Longest, origin: int, target: int) -> list[Step]:
     """The longest path from a column's start to a column's end; along rows where it can."""
     head = paths.head[:, origin]
-    duration = network.graph.duration_ns
+    duration = network.duration
     firsts = set(paths.firsts[origin])
     node = max(paths.lasts[target], key=lambda n: int(head[n]) + int(duration[n]))
     steps: list[Step] = []

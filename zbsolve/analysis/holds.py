@@ -16,7 +16,7 @@ from zbsolve.analysis.network import Network
 
 __all__ = ["Hold", "HoldKind", "chain", "hold"]
 
-HoldKind = Literal["data", "busy", "memory", "order", "pace", "start", "late"]
+HoldKind = Literal["data", "queue", "busy", "memory", "order", "pace", "start", "late"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Hold:
     node
         The operation held.
     kind
-        ``"data"``: it starts as its last input arrives. ``"busy"``, ``"memory"``, ``"order"``: as the
+        ``"data"``: it starts as its last input arrives. ``"queue"``: the same, and that had to wait for its link,
+        which was busy with what `by` hands over. ``"busy"``, ``"memory"``, ``"order"``: as the
         operation ahead of it ends. ``"pace"``: it begins the iteration of its rank, which the period
         sets. ``"start"``: it begins the makespan. ``"late"``: nothing; it is planned later.
     by
@@ -48,7 +49,12 @@ def hold(network: Network, node: int) -> Hold:
     start = network.start(node)
     edge = binding(network, node)
     if edge is not None and network.end(edge.tail) + edge.lag_ns == start:
-        return Hold(node, "data", edge.tail, edge.lag_ns)
+        sent = network.transfer(edge.tail)
+        if sent is not None and sent.behind is not None:
+            ahead_of_it = network.links[network.column(edge.tail) - network.ranks][1][sent.behind]
+            return Hold(node, "queue", network.giver(ahead_of_it), start - network.end(network.giver(edge.tail)))
+        giver = network.giver(edge.tail)
+        return Hold(node, "data", giver, start - network.end(giver))
     ahead = [other.tail for other in network.edges[node] if other.in_row and network.end(other.tail) == start]
     if not ahead:
         rank = network.rank(node)

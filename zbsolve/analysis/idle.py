@@ -12,6 +12,7 @@ the last one, the first of the next iteration. At each moment the cause is the f
 | `order` | an operation is ready, and the row with it here would keep the memory limit |
 | `memory` | operations are ready, but the row with any of them here would exceed the limit |
 | `link` | what the next operation waits for has ended and is on its way |
+| `queue` | what it waits for has ended, but the link that it takes is busy with another transfer |
 | `data` | what the next operation waits for has not ended |
 
 *Ready* means that all that an operation needs has ended and arrived; *the row with it here* is the
@@ -40,6 +41,7 @@ class Cause(StrEnum):
     """Why a rank idles; the first of these that holds, from the last on."""
 
     DATA = "data"
+    QUEUE = "queue"
     LINK = "link"
     MEMORY = "memory"
     ORDER = "order"
@@ -65,7 +67,7 @@ class Idle:
     wraps
         Whether that one belongs to the next iteration.
     waits_for
-        The node whose result `before` waits for last (data, link); None for other causes.
+        The operation whose result `before` waits for last (data, queue, link); None for other causes.
     ready
         The node that could run but for memory, or but for the order; None for other causes.
     """
@@ -78,6 +80,8 @@ class Idle:
     wraps: bool = False
     waits_for: int | None = None
     ready: int | None = None
+    transfer: int | None = None
+    """The transfer that waits for its link (queue) or is on it (link), where transfers queue."""
 
     @property
     def length_ns(self) -> int:
@@ -198,12 +202,15 @@ class _Rank:
                 of_them = np.where(fits, times, _NEVER)
                 fitting_from, fitting = int(of_them.min()), self.row[waiting[of_them.argmin()]]
         edge = binding(network, before)
-        waits_for = None if edge is None else edge.tail
+        waits_for = None if edge is None else network.giver(edge.tail)
+        transfer = None if edge is None or network.transfer(edge.tail) is None else edge.tail
         sent = start if waits_for is None else min(max(network.end(waits_for) + shift, start), ready_from)
+        served = sent if transfer is None else min(max(network.start(transfer) + shift, sent), ready_from)
         wraps = shift > 0
         told = [
             Idle(self.rank, start, sent, Cause.DATA, before, wraps, waits_for=waits_for),
-            Idle(self.rank, sent, ready_from, Cause.LINK, before, wraps, waits_for=waits_for),
+            Idle(self.rank, sent, served, Cause.QUEUE, before, wraps, waits_for=waits_for, transfer=transfer),
+            Idle(self.rank, served, ready_from, Cause.LINK, before, wraps, waits_for=waits_for, transfer=transfer),
             Idle(self.rank, ready_from, fitting_from, Cause.MEMORY, before, wraps, ready=ready),
             Idle(self.rank, fitting_from, late, Cause.ORDER, before, wraps, ready=fitting),
             Idle(self.rank, late, end, Cause.PACE if wraps else Cause.LATE, before, wraps),

@@ -214,10 +214,13 @@ def under_jitter(
     draws = draws or Draws(seed, iterations)
     run = _Run(network, iterations)
     values: list[int] = []
-    critical, late = np.zeros(len(network.timed), dtype=np.int64), np.zeros(len(network.timed))
-    planned = network.graph.duration_ns
+    planned = network.duration
+    critical, late = np.zeros(len(planned), dtype=np.int64), np.zeros(len(planned))
     for block, here in _blocks(trials):
         duration = np.empty((iterations, len(planned), here), dtype=np.int64)
+        duration[:, len(network.timed) :] = planned[
+            len(network.timed) :, None
+        ]  # transfers take what they are planned to
         for node, timed in enumerate(network.timed):
             luck = draws.of(block, network.rank(node), timed.op)[:, :here]
             duration[:, node] = np.rint(planned[node] * np.exp(sigma[node] * luck))
@@ -286,7 +289,7 @@ def _sigma(network: Network, relative: float | None) -> NDArray[np.float64]:
 
 
 def _refuse_overflow(network: Network, sigma: float, iterations: int) -> None:
-    longest = sum(network.graph.duration_ns.tolist()) * math.exp(_FARTHEST * sigma)
+    longest = sum(network.duration.tolist()) * math.exp(_FARTHEST * sigma)
     if (longest + sum(network.graph.arc_lag_ns.tolist()) + network.value_ns) * iterations > MAX_AMOUNT:
         raise ProblemError("the durations are too long to be timed under jitter; check the units of the profile")
 
@@ -310,17 +313,16 @@ class _Run:
 
     def __init__(self, network: Network, iterations: int) -> None:
         self.network, self.iterations = network, iterations
-        ranks = range(network.ranks)
-        self.lasts = [network.lasts(rank) for rank in ranks]
+        columns = [row.tolist() for row in network.rows] + [list(line) for _, line in network.links]
+        self.lasts = [network.lasts(column) for column in range(len(columns))]
         self.origin = [
-            min((network.start(n) for n in network.rows[rank].tolist()), default=0) if network.by_period else 0
-            for rank in ranks
+            min((network.start(n) for n in nodes), default=0) if network.by_period else 0 for nodes in columns
         ]
         self.holds: list[tuple[int, int, int, list[tuple[int, int]]]] = []
         for node in network.sequence:
             edges = [(edge.tail, edge.lag_ns) for edge in network.edges[node]]
             first = all(not edge.in_row for edge in network.edges[node])
-            self.holds.append((node, network.rank(node), int(first), edges))
+            self.holds.append((node, network.column(node), int(first), edges))
 
     def forward(self, duration: Int64) -> tuple[Int64, Int64]:
         """Time all iterations.
@@ -336,7 +338,7 @@ class _Run:
         """
         here = duration.shape[2]
         ready = [np.full(here, at, dtype=np.int64) for at in self.origin]
-        self._end = end = np.empty((len(self.network.timed), here), dtype=np.int64)
+        self._end = end = np.empty((len(self.network.edges), here), dtype=np.int64)
         # what each start waits for: 0 the rank's iteration before, k + 1 its edge k
         self._waits = np.zeros((self.iterations, len(end), here), dtype=np.int8)
         self._ends_with: list[list[Int64]] = []
@@ -371,7 +373,7 @@ class _Run:
         """
         carry = [last == rank for rank in range(len(self.lasts))]
         for iteration in reversed(range(self.iterations)):
-            critical = np.zeros((len(self.network.timed), len(last)), dtype=bool)
+            critical = np.zeros((len(self.network.edges), len(last)), dtype=bool)
             for rank, lasts in enumerate(self.lasts):
                 for number, node in enumerate(lasts):
                     critical[node] |= carry[rank] & (self._ends_with[iteration][rank] == number)
@@ -393,6 +395,7 @@ def _blamed(
     each = [
         Blame(op=network.op(node), rank=network.rank(node), critical=int(count) / runs, late_ns=float(ns) / runs)
         for node, (count, ns) in enumerate(zip(critical, late, strict=True))
+        if network.transfer(node) is None
     ]
     sums: dict[tuple[Op, int], tuple[float, float]] = {}
     for one in each:

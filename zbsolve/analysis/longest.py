@@ -2,7 +2,7 @@
 
 Under the makespan objective a path may start and end anywhere. Under the period objective it matters
 *whose* start and end: an iteration wraps around rank by rank, from the end of a rank's last operation
-to the start of its first. So there is a column a rank, else one column.
+to the start of its first. So there is a column a rank, and one for each queueing link, else one column.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Longest:
 
 def longest(network: Network) -> Longest:
     """Run one pass forth and one back; effort N x columns."""
-    nodes, by_period = len(network.timed), network.by_period
-    duration = network.graph.duration_ns.tolist()
-    columns = network.ranks if by_period else 1
+    nodes, by_period = len(network.edges), network.by_period
+    duration = network.duration.tolist()
+    columns = network.columns if by_period else 1
     firsts: list[tuple[int, ...]] = [tuple(range(nodes))]
     lasts = firsts
     if by_period:
@@ -81,7 +81,9 @@ def longest(network: Network) -> Longest:
 
 
 def _ends(network: Network, rank: int, *, reverse: bool) -> tuple[int, ...]:
-    """The first (or last) node of a rank on each of its lanes."""
+    """The first (or last) node of a rank on each of its lanes; of a link its first (or last) transfer."""
+    if rank >= network.ranks:
+        return (network.links[rank - network.ranks][1][-1 if not reverse else 0],)
     row: Sequence[int] = network.rows[rank].tolist()
     found = {int(network.graph.lane[node]): node for node in (reversed(row) if reverse else row)}
     return tuple(found.values())

@@ -15,6 +15,7 @@ _WORDS = {
     "load": "every rank must do its work, and {rank} has the most",
     "chain": "one microbatch has to go all the way down and back",
     "head-tail": "{rank} has the most work between what comes before its first operation and what follows its last",
+    "link-load": "a link has to carry all its transfers, one after the other",
     "two-phase": "before the first gradient returns and after the last forward a rank has too little to do",
     "memory-time": "microbatches hold memory for a time; more of that does not fit under the limit",
     "relay": "a later rank does its work within the span of an earlier one",

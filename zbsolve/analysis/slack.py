@@ -22,7 +22,7 @@ __all__ = ["slacks"]
 
 
 def slacks(network: Network, paths: Longest | None = None) -> tuple[int, ...]:
-    """The slack of every node in ns, against the value of the planned times.
+    """The slack of every node in ns, transfers included, against the value of the planned times.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def slacks(network: Network, paths: Longest | None = None) -> tuple[int, ...]:
     """
     paths = paths or longest(network)
     value = network.value_ns
-    duration = network.graph.duration_ns
+    duration = network.duration
     if not network.by_period:
         free = value - (paths.head[:, 0] + duration + paths.tail[:, 0])
         return tuple(int(v) for v in free)

@@ -97,6 +97,11 @@ def questions(network: Network, path: CriticalPath) -> tuple[Question, ...]:
         found.append(_more_memory(problem))
     if network.graph.arc_lag_ns.any():
         found.append(Question(f"links {FASTER} times as fast", _faster_links(problem)))
+    if any(sent.behind is not None for sent in network.transfers):
+        link = problem.profile.link.without_queueing()
+        found.append(
+            Question("links that serve all at once", replace(problem, profile=replace(problem.profile, link=link)))
+        )
     stage = _heaviest(network, path)
     if stage is not None:
         name = problem.profile.stages[stage].name
@@ -211,6 +216,8 @@ def _heaviest(network: Network, path: CriticalPath) -> int | None:
     """The stage with the most work on the critical path."""
     work: dict[int, int] = {}
     for step in path.steps:
+        if network.transfer(step.node) is not None:
+            continue
         stage = network.op(step.node).stage
         work[stage] = work.get(stage, 0) + int(network.graph.duration_ns[step.node])
     return max(sorted(work), key=lambda stage: work[stage], default=None) if any(work.values()) else None

@@ -15,6 +15,7 @@ __all__ = ["MEANING", "Bubble", "bubbles", "path_in_words"]
 
 MEANING = {
     Cause.DATA: "waits for an operation of another rank",
+    Cause.QUEUE: "what it waits for has to wait for its link, which is busy",
     Cause.LINK: "what it waits for is on its way",
     Cause.MEMORY: "operations are ready, but do not fit in memory",
     Cause.ORDER: "an operation is ready and fits, but the row puts another first",
@@ -91,6 +92,9 @@ def _why(network: Network, piece: Idle) -> str:
         case Cause.DATA:
             assert piece.waits_for is not None
             return f"waits for {_where(network, piece.waits_for)}{_onward(network, chain(network, piece.waits_for))}"
+        case Cause.QUEUE:
+            assert piece.transfer is not None
+            return f"waits for {_busy_link(network, piece.transfer)}"
         case Cause.LINK:
             assert piece.waits_for is not None
             return f"waits for the link from rank {network.rank(piece.waits_for)}"
@@ -109,6 +113,18 @@ def _why(network: Network, piece: Idle) -> str:
             return "is ready for it, but the period is longer, which the critical cycle sets"
         case _:
             return MEANING[piece.cause]
+
+
+def _busy_link(network: Network, transfer: int) -> str:
+    """The link of a transfer, and what keeps it from serving that."""
+    sent = network.transfer(transfer)
+    assert sent is not None
+    name = f"link {network.link(transfer)}"
+    if sent.behind is None:
+        return name
+    line = network.links[network.column(transfer) - network.ranks][1]
+    before = " of the iteration before" if sent.behind < 0 else ""
+    return f"{name}, busy with what {_where(network, line[sent.behind])}{before} hands over"
 
 
 def _no_room(network: Network, piece: Idle, ready: int) -> str:
@@ -147,6 +163,9 @@ def _held(network: Network, link: Hold) -> str:
         case "data":
             assert link.by is not None
             return f", which waits for {_where(network, link.by)}"
+        case "queue":
+            assert link.by is not None
+            return f", which waits for a link that is busy with what {_where(network, link.by)} hands over"
         case "busy":
             return f", which waits until {by} ends there"
         case "memory":
@@ -166,8 +185,8 @@ def path_in_words(network: Network, path: CriticalPath) -> tuple[str, ...]:
     stretches: list[list[int]] = []
     arrivals: list[str] = []
     for step in path.steps:
-        rank = network.rank(step.node)
-        if stretches and step.via in ("row", "data") and network.rank(stretches[-1][-1]) == rank:
+        column = network.column(step.node)
+        if stretches and step.via in ("row", "data") and network.column(stretches[-1][-1]) == column:
             stretches[-1].append(step.node)
             continue
         stretches.append([step.node])
@@ -184,6 +203,8 @@ def path_in_words(network: Network, path: CriticalPath) -> tuple[str, ...]:
         first, last = stretch[0], stretch[-1]
         work = sum(network.end(node) - network.start(node) for node in stretch)
         runs = _own(network, first) if len(stretch) == 1 else f"{_own(network, first)} to {_own(network, last)}"
-        size = "" if len(stretch) == 1 else f", {counted(len(stretch), 'operation')}"
-        lines.append(f"{arrival}rank {network.rank(first)}: {runs}{size}, {format_ns(work)}")
+        on_link = network.transfer(first) is not None
+        size = "" if len(stretch) == 1 else f", {counted(len(stretch), 'transfer' if on_link else 'operation')}"
+        where = f"link {network.link(first)}: what comes from" if on_link else f"rank {network.rank(first)}:"
+        lines.append(f"{arrival}{where} {runs}{size}, {format_ns(work)}")
     return tuple(lines)

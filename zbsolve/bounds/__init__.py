@@ -7,6 +7,7 @@ whatever is split, fused, computed again or moved away, and for the memory limit
 | bound | placement | argues with |
 |---|---|---|
 | load, chain, head-tail | any | work of a rank, path of one microbatch, what precedes and follows (makespan) |
+| link-load | any | what a link must carry, where transfers queue |
 | two-phase | one stage a rank, one route | idle time before the first and the last backward |
 | memory-time | the same | bytes x time that microbatches occupy |
 | relay | the same | a later rank's work inside an earlier rank's span |
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 
 from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.bounds.counting import counting, effort
+from zbsolve.bounds.links import link_load
 from zbsolve.bounds.memory_time import memory_time
 from zbsolve.bounds.relay import relay
 from zbsolve.bounds.single import SingleRank, single_ranks
@@ -60,7 +62,7 @@ def lower_bounds(problem: Problem, *, most_effort: int = MAX_EFFORT) -> tuple[Bo
     costs = read_costs(problem)
     refuse_infeasible(costs)
     makespan = problem.objective == "makespan"
-    bounds = [Bound(load(costs), "load"), Bound(chain(costs), "chain")]
+    bounds = [Bound(load(costs), "load"), Bound(chain(costs), "chain"), Bound(link_load(costs), "link-load")]
     if makespan:
         bounds.append(Bound(head_tail(costs), "head-tail"))
     if costs.single:
@@ -121,7 +123,11 @@ def smallest_limits(problem: Problem) -> tuple[int, ...]:
     they made moved away, those of the earlier stages hold their checkpoints, or what cannot be moved, at
     least, and that of stage s all it has, since its backward needs that.
 
-    Enough: one microbatch after the other, every B at once followed by its W (or fused where
+    Of a sequence in slices, all slices are held when the first of its backwards runs; where a rank
+    holds several stages, what the way back needs is found step by step (`zbsolve.bounds.slices.way_back`), for each
+    rank by itself: with slices that need different workspaces two ranks may then not be at their least at once.
+
+    Enough: one microbatch (or sequence) after the other, every B at once followed by its W (or fused where
     that takes less), needs at no moment more; every
     forward is computed again or moved away at once, whichever leaves less, where that is
     allowed. It keeps all ranks at their least at once.

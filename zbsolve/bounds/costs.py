@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.bounds.lighter import lighter
+from zbsolve.bounds.slices import held_so_far, way_back
 from zbsolve.errors import Infeasible
 from zbsolve.opgraph import KINDS, Int32, Int64, OpGraph
 from zbsolve.ops import Kind
@@ -97,13 +98,14 @@ class Costs:
 
         While F or the backward runs, the same microbatch's forwards of the earlier stages on that rank have
         started, and none of their backwards may: each comes after the backward of this stage. That needs
-        all of what F makes, held since F, computed again or moved back.
+        all of what F makes, held since F, computed again or moved back. Of a sequence in slices the same is true
+        of the slices before this one, on this stage and the earlier ones.
         """
         held = np.zeros_like(self.held_bytes)
         running = np.zeros((self.ranks, self.microbatches), dtype=np.int64)
         columns = np.arange(self.microbatches)
         for s in range(self.stages):
-            running[self.rank[s], columns] += self.held_bytes[s]
+            running[self.rank[s], columns] += held_so_far(self.held_bytes[s], self.problem.slices)
             held[s] = running[self.rank[s], columns]
         need: Int64 = held + self.again_bytes + self.workspace_bytes
         return need
@@ -134,7 +136,22 @@ class Costs:
         need = self.split_need if self.fused_ns is None else self.fused_need
         smallest = np.zeros(self.ranks, dtype=np.int64)
         np.maximum.at(smallest, self.rank.ravel(), need.ravel())
+        if self.problem.slices > 1 and not self.single:
+            self._turn_sequences_back(smallest)
         return tuple(int(v) for v in smallest + self.base_bytes)
+
+    def _turn_sequences_back(self, smallest: Int64) -> None:
+        """Raise the limits to what each sequence in slices needs on its way back through several stages of a rank."""
+        slices = self.problem.slices
+        extra = self.again_bytes + self.workspace_bytes
+        if self.fused_ns is None and self.keep_bytes is not None:
+            extra = extra + np.maximum(self.keep_bytes - self.held_bytes - self.again_bytes, 0)
+        for first in range(0, self.microbatches, slices):
+            run = slice(first, first + slices)
+            for rank in np.unique(self.rank[:, first]).tolist():
+                own = np.flatnonzero(self.rank[:, first] == rank)
+                peak = way_back(self.held_bytes[own, run], extra[own, run])
+                smallest[rank] = max(smallest[rank], peak)
 
     @cached_property
     def splittable(self) -> NDArray[np.bool_]:

@@ -60,6 +60,9 @@ def counting(ranks: Sequence[SingleRank], *, makespan: bool, most_effort: int) -
 
     r(n) is when an n-th backward can start. The first n backwards of a row are of n microbatches, of
     which one has its F in place n or later; so r(n) >= f(n) + L, whatever the order of microbatches.
+    Where runs of k are slices of one sequence, the first n backwards are of at least n / k sequences (rounded
+    up), each with its last slice among them and so with k F's done: let n' be k times that. Then x >= n', and of
+    these last slices one has its F in place n' or later: r(n) >= f(n') + L.
     By induction no row is faster than t; let g(n) be the least end of an n-th gradient.
 
     *Rank after rank.* Of neighbours s and s + 1, the first n F's of s + 1 need n F's of s, and the
@@ -146,8 +149,8 @@ def _earliest(rank: SingleRank, first: int, starts: list[int], arrivals: list[in
             rows[y][low:] = start + rank.forward
         rows[x] = np.full(x + 1, _NEVER, dtype=np.int64)
         for y in range(lowest, x + 1):
-            if y > lowest:
-                ready = max(forwards[y] + rank.turn, arrivals[y - 1])
+            if y > lowest and (before_it := rank.sequences_of(y)) <= x:
+                ready = max(forwards[before_it] + rank.turn_back, arrivals[y - 1])
                 reached = _backwards(rank, rows[y - 1], ready, _least_weights(rank, x, y))
                 gradients[y] = min(gradients[y], int(reached.min()))
                 np.minimum(rows[y], reached, out=rows[y])

@@ -19,7 +19,8 @@ def memory_time(rank: SingleRank) -> int:
     -----
     *Asked.* From the start of F to the start of the backward pass at least L. A split microbatch
     occupies at least ``held L + max(held, keep) B + keep W`` bytes x ns, a fused one
-    ``held (L + fused)``; with q the least over what is possible, all together at least m q.
+    ``held (L + fused)``; with q the least over what is possible, all together at least m q. Slices but
+    the last of a sequence wait longer than L (`SingleRank.longer`), each for ``held`` times as much more.
 
     *Offered.* At each moment a x held + b x keep bytes are occupied, with whole a and b and
     a + b <= m; let M be the most of this within room. Let T be the rank's span.
@@ -52,7 +53,7 @@ def memory_time(rank: SingleRank) -> int:
     if rank.fused is not None:
         asked.append(rank.held * (rank.turn + rank.fused))
     fill, drain = _fill(rank, top, largest, keep), _drain(rank, top, keep)
-    return _least_span(fill, drain, top, m * min(asked))
+    return _least_span(fill, drain, top, m * min(asked) + rank.held * rank.longer)
 
 
 def _fill(rank: SingleRank, top: int, largest: int, keep: int) -> Steps:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zbsolve.bounds.costs import Costs
+from zbsolve.bounds.slices import lead, longer_turns
 from zbsolve.opgraph import Int64
 
 __all__ = ["SingleRank", "single_ranks"]
@@ -48,6 +49,14 @@ class SingleRank:
         Lags of an output to the next rank, and of its gradient back; 0 for the last stage.
     after
         What follows all of it on the rank: the reduction of its gradients and the optimizer.
+    slices
+        k: runs of so many microbatches are one sequence, whose last slice turns back first.
+    lead
+        Least time from the first F of a sequence to that of its last slice.
+    last_turn
+        L of last slices alone; 0: `turn` is all that is known.
+    longer
+        Over all microbatches, how much longer than L they at least wait between F and their backward.
     """
 
     microbatches: int
@@ -64,6 +73,19 @@ class SingleRank:
     down: int
     up: int
     after: int = 0
+    slices: int = 1
+    lead: int = 0
+    last_turn: int = 0
+    longer: int = 0
+
+    @property
+    def turn_back(self) -> int:
+        """L of a sequence's last slice, which is the first of it to turn back."""
+        return max(self.turn, self.last_turn)
+
+    def sequences_of(self, backwards: int) -> int:
+        """The fewest microbatches in the sequences that so many backwards are of: whole ones, rounded up."""
+        return -(-backwards // self.slices) * self.slices
 
     @property
     def work(self) -> int:
@@ -134,6 +156,20 @@ def single_ranks(costs: Costs) -> tuple[SingleRank, ...]:
                 down=least(costs.down_ns, s) if inner else 0,
                 up=least(costs.up_ns, s) if inner else 0,
                 after=int(costs.reduce_ns[s, rank] + costs.optimizer_ns[s, rank]),
+                **_of_slices(costs, s),
             )
         )
     return tuple(ranks)
+
+
+def _of_slices(costs: Costs, stage: int) -> dict[str, int]:
+    """What is known besides where sequences are in slices."""
+    slices = costs.problem.slices
+    if slices == 1:
+        return {}
+    return {
+        "slices": slices,
+        "lead": lead(costs, stage),
+        "last_turn": int(costs.turn_ns[stage, slices - 1 :: slices].min()),
+        "longer": longer_turns(costs, stage),
+    }

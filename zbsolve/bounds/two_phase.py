@@ -34,15 +34,22 @@ def two_phase(rank: SingleRank) -> int:
     lesser of the two cases. At equal stages, K = p and zero latency it makes the bubble at least
     (p - 1)(F + B - W).
 
+    *Slices.* Of a sequence in k slices the last turns back first, so before the first backward k F's of one
+    sequence have run: the backward starts lead + L after the first F at least (lead: F of the other k - 1),
+    ``idle1(n) = max(0, lead + L - n F)`` and n >= k. The last F of the row is that of a last slice, and until
+    its backward none of its sequence can run, so k of the a in flight wait: a >= k, and a - k whole
+    backwards of others fill the time. L may be the least of last slices alone.
+
     Own proof; the two phases are those of the zero-bubble paper's ZB-H1 and ZB-H2 (arXiv 2401.10241).
     """
-    m, forward, backward, most = rank.microbatches, rank.forward, rank.backward, rank.in_flight
+    m, forward, backward, most, own = rank.microbatches, rank.forward, rank.backward, rank.in_flight, rank.slices
+    turn = rank.turn_back
     cases = []
     before_last = min(most, m - 1)
-    if before_last >= 1:
-        idle1 = max(0, rank.turn - before_last * forward)
-        filled = max((a - 1) * backward + rank.kept_beside(a) * rank.deferred for a in range(1, before_last + 1))
-        cases.append(idle1 + max(0, rank.turn - forward - filled))
+    if before_last >= own:
+        idle1 = max(0, rank.lead + turn - before_last * forward)
+        filled = max((a - own) * backward + rank.kept_beside(a) * rank.deferred for a in range(own, before_last + 1))
+        cases.append(idle1 + max(0, turn - forward - filled))
     if m <= most:
-        cases.append(max(0, rank.turn - m * forward, rank.turn - forward - (m - 1) * backward))
+        cases.append(max(0, rank.lead + turn - m * forward, turn - forward - (m - own) * backward))
     return rank.work + min(cases)

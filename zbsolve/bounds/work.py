@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zbsolve.bounds.costs import Costs
+from zbsolve.bounds.slices import chain_of_slices
 from zbsolve.opgraph import Int64
 
 __all__ = ["chain", "head_tail", "load"]
@@ -46,8 +47,13 @@ def chain(costs: Costs) -> int:
       lies within the rank's span: head(t) - head(s) + L(t) + min(B + W, fused) of stage t, for s the
       first and t any stage of a rank.
 
-    Own proof.
+    Where microbatches are slices of sequences, their chains hang together (`chain_of_slices`). Own proof.
     """
+    return max(_alone(costs), chain_of_slices(costs))
+
+
+def _alone(costs: Costs) -> int:
+    """The longest chain of one microbatch by itself."""
     arrived = costs.head_ns + costs.turn_ns
     columns = np.arange(costs.microbatches)
     after = (costs.reduce_ns + costs.optimizer_ns)[np.arange(costs.stages)[:, None], costs.rank]

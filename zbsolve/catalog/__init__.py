@@ -14,12 +14,13 @@ from zbsolve.catalog import (
     interleaved,
     looped,
     one_f_one_b,
+    sequence_slices,
     sequential,
     zb_v,
     zero_bubble,
 )
 from zbsolve.catalog.closing import closed, open_ended
-from zbsolve.catalog.conditions import require_backwards
+from zbsolve.catalog.conditions import require_backwards, require_whole_sequences
 from zbsolve.catalog.schedule import Member, Schedule
 from zbsolve.errors import InvalidInput
 from zbsolve.problem import Problem
@@ -37,6 +38,7 @@ _FAMILIES = (
     controllable_memory,
     bidirectional,
     hanayo,
+    sequence_slices,
     forward_only,
 )
 _MEMBERS: dict[str, Member] = {member.schedule.name: member for family in _FAMILIES for member in family.MEMBERS}
@@ -70,4 +72,6 @@ def baseline(name: str, problem: Problem) -> Order:
         raise InvalidInput(f"there is no schedule {name!r}; choose one of {', '.join(_MEMBERS)}")
     if member.schedule.family != forward_only.FAMILY:
         require_backwards(problem, name)
+    if not member.slices:
+        require_whole_sequences(problem, name)
     return closed(problem, member.build(open_ended(problem)))

@@ -14,9 +14,11 @@ __all__ = [
     "require_bidirectional",
     "require_looped",
     "require_one_stage_a_rank",
+    "require_slices",
     "require_split",
     "require_v",
     "require_wave",
+    "require_whole_sequences",
 ]
 
 
@@ -30,6 +32,36 @@ def require_backwards(problem: Problem, name: str) -> None:
     """
     if problem.forward_only:
         raise ScheduleConditionError(f"{name} is for training, but the problem runs forwards only; use forward-only")
+
+
+def require_whole_sequences(problem: Problem, name: str) -> None:
+    """Check that microbatches have nothing to do with each other.
+
+    Raises
+    ------
+    ScheduleConditionError
+        If they are slices of sequences.
+    """
+    if problem.slices > 1:
+        raise ScheduleConditionError(
+            f"{name} runs backwards in an order that slices of a sequence cannot (the last slice's comes first), and "
+            f"every {problem.slices} microbatches are slices of one; use slices=1, or seq-1f1b, gpipe, naive"
+        )
+
+
+def require_slices(problem: Problem, name: str) -> None:
+    """Check that sequences are cut into slices.
+
+    Raises
+    ------
+    ScheduleConditionError
+        If they are whole.
+    """
+    if problem.slices == 1:
+        raise ScheduleConditionError(
+            f"{name} is for sequences in slices, but each microbatch is whole; say how many make a sequence "
+            "(slices=k, on the command line --slices), or use 1f1b"
+        )
 
 
 def require_split(problem: Problem, name: str) -> None:

@@ -71,5 +71,6 @@ MEMBERS = (
             needs="a problem of forwards only",
         ),
         forward_only,
+        slices=True,
     ),
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.timetable import Order
 
-__all__ = ["Member", "Schedule", "backward", "ordered"]
+__all__ = ["Member", "Schedule", "backward", "backward_turns", "ordered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,14 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A schedule of the catalog with the function that makes its order."""
+    """A schedule of the catalog with the function that makes its order.
+
+    `slices`: its rule holds for slices of sequences as well; the others turn back in an order that slices cannot.
+    """
 
     schedule: Schedule
     build: Callable[[Problem], Order]
+    slices: bool = False
 
 
 def backward(problem: Problem, stage: int, microbatch: int) -> tuple[Op, ...]:
@@ -50,6 +54,15 @@ def backward(problem: Problem, stage: int, microbatch: int) -> tuple[Op, ...]:
     if "fused" in problem.allow:
         return (Op(Kind.BACKWARD, stage, microbatch),)
     return (Op(Kind.BACKWARD_INPUT, stage, microbatch), Op(Kind.BACKWARD_WEIGHT, stage, microbatch))
+
+
+def backward_turns(problem: Problem) -> Iterator[int]:
+    """Microbatches in the order of their backwards: sequences as they are numbered, the slices of each from the last.
+
+    Without slices that is the order of their numbers.
+    """
+    for first in range(0, problem.microbatches, problem.slices):
+        yield from range(first + problem.slices - 1, first - 1, -1)
 
 
 def ordered(problem: Problem, rows: Mapping[int, Iterable[Op]]) -> Order:

@@ -5,13 +5,16 @@ each rank its share. Rows cut from one such sequence can never wait for each oth
 
     naive   F0 ...... BW0 F1 ...... BW1        gpipe   F0 F1 .. .. BW0 BW1
             .. F0 BW0 .. .. F1 BW1 ..                  .. F0 F1 BW0 BW1 ..
+
+Of sequences in slices, naive takes one sequence at a time, and both turn back at its last slice.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from zbsolve.catalog.schedule import Member, Schedule, backward
+from zbsolve.catalog.schedule import Member, Schedule, backward, backward_turns
 from zbsolve.errors import ScheduleConditionError
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
@@ -22,11 +25,14 @@ __all__ = ["MEMBERS"]
 
 def _one_at_a_time(problem: Problem) -> Iterator[Op]:
     stages = range(problem.placement.stages)
-    for microbatch in range(problem.microbatches):
-        for stage in stages:
-            yield Op(Kind.FORWARD, stage, microbatch)
-        for stage in reversed(stages):
-            yield from backward(problem, stage, microbatch)
+    turns = backward_turns(problem)
+    for first in range(0, problem.microbatches, problem.slices):
+        for microbatch in range(first, first + problem.slices):
+            for stage in stages:
+                yield Op(Kind.FORWARD, stage, microbatch)
+        for microbatch in itertools.islice(turns, problem.slices):
+            for stage in reversed(stages):
+                yield from backward(problem, stage, microbatch)
 
 
 def _all_forwards_first(problem: Problem) -> Iterator[Op]:
@@ -36,7 +42,7 @@ def _all_forwards_first(problem: Problem) -> Iterator[Op]:
         for microbatch in microbatches:
             yield Op(Kind.FORWARD, stage, microbatch)
     for stage in reversed(stages):
-        for microbatch in microbatches:
+        for microbatch in backward_turns(problem):
             yield from backward(problem, stage, microbatch)
 
 
@@ -48,7 +54,10 @@ def _deal(problem: Problem, sequence: Iterator[Op]) -> Order:
 
 
 def naive(problem: Problem) -> Order:
-    """One microbatch at a time through all stages and back: the least memory any order needs."""
+    """One microbatch (or sequence in slices) at a time through all stages and back: the least memory any order needs.
+
+    With several chunks a rank and slices whose workspaces differ, another way back may need a little less.
+    """
     return _deal(problem, _one_at_a_time(problem))
 
 
@@ -92,6 +101,7 @@ MEMBERS = (
             needs="nothing",
         ),
         naive,
+        slices=True,
     ),
     Member(
         Schedule(
@@ -102,6 +112,7 @@ MEMBERS = (
             needs="memory for all microbatches",
         ),
         gpipe,
+        slices=True,
     ),
     Member(
         Schedule(
@@ -112,5 +123,6 @@ MEMBERS = (
             needs="forwards that may be computed again; memory for the checkpoints of all microbatches",
         ),
         gpipe_recompute,
+        slices=True,
     ),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zbsolve.catalog.conditions import require_one_stage_a_rank, require_split
+from zbsolve.catalog.conditions import require_one_stage_a_rank, require_split, require_whole_sequences
 from zbsolve.catalog.greedy import SWITCHES, Costs, greedy_rows
 from zbsolve.catalog.schedule import Member, Schedule
 from zbsolve.metrics import peak_bytes
@@ -176,6 +176,7 @@ def greedy_orders(problem: Problem) -> list[tuple[str, Order]]:
     ScheduleConditionError
         If a rank holds more than one stage, or B and W may not stand apart.
     """
+    require_whole_sequences(problem, "the zero-bubble greedy")
     setting = _Setting.of(problem, "the zero-bubble greedy")
     limits = setting.graph.limit_bytes.tolist()
     return [

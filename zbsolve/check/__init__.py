@@ -28,7 +28,8 @@ and for timetables also
 `duration`     an operation takes longer or shorter than it costs
 `overlap`      two operations of one lane of a rank run at the same time
 `row_order`    an operation runs before the one that stands ahead of it in its row
-`transfer`     an operation starts before what it needs from another rank has arrived
+`transfer`     an operation starts before what it needs from another rank has arrived, its turn on a
+               link where transfers queue included
 `claim`        the times do not attain the claimed value of the objective
 =============  ===================================================================================
 
@@ -42,6 +43,7 @@ rows are issued until nothing moves any more, so a circle that lies behind anoth
 
 from __future__ import annotations
 
+from zbsolve.check.links import early_over_queueing_links
 from zbsolve.check.measured import backwards, early_between_ranks, steps_in_each_other, strange_transfers
 from zbsolve.check.membership import (
     duplicate_parts,
@@ -93,6 +95,7 @@ _RULES_OF_TIME = (
     row_against_time,
     early_in_rank,
     early_over_links,
+    early_over_queueing_links,
 )
 
 

@@ -193,6 +193,8 @@ class Sheet:
         if kind is _F:
             if entry.op.stage > 0:
                 yield self.doer[_F][cell - self.microbatches]
+            if self._slice(cell) > 0:  # what the slices before it left on this stage
+                yield self.doer[_F][cell - 1]
         elif kind is _W:
             yield self.doer[_B][cell]
         elif kind is _C:
@@ -210,6 +212,12 @@ class Sheet:
             yield self.moves[_L][cell]
             if entry.op.stage < self.stages - 1:
                 yield self.doer[_B][cell + self.microbatches]
+            if self._slice(cell) < self.problem.slices - 1:  # its share of the gradients of the slices behind it
+                yield self.doer[_B][cell + 1]
+
+    def _slice(self, cell: int) -> int:
+        """Which slice of its sequence the microbatch of a cell is."""
+        return cell % self.microbatches % self.problem.slices
 
     def home(self, cell: int) -> int:
         """The rank on which the operations of a cell belong."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from zbsolve.check.links import is_queueing, least_repetitions
 from zbsolve.check.sheet import Entry, Sheet, number, show
 from zbsolve.ops import Kind
 from zbsolve.profile import StageCost
@@ -183,7 +184,7 @@ def early_over_links(sheet: Sheet) -> Iterator[Violation]:
     """No operation starts before what it needs of other ranks has ended and its output has come over."""
     flights: dict[tuple[int, int, int], int] = {}
     for entry, need in _needs_in_time(sheet):
-        if need.rank == entry.rank:
+        if need.rank == entry.rank or is_queueing(sheet, need, entry):
             continue
         size = _message(sheet, entry, need)
         journey = (need.rank, entry.rank, size)
@@ -232,6 +233,8 @@ def unattained_claim(sheet: Sheet, claimed_ns: int) -> Iterator[Violation]:
     if sheet.problem.objective == "makespan" and spans:
         spans = [(min(first for first, _ in spans), max(last for _, last in spans))]
     value = max((last - first for first, last in spans), default=0)
+    if sheet.problem.objective == "period":
+        value = max(value, *least_repetitions(sheet), 0)
     if value != claimed_ns:
         yield Violation(
             "claim",

@@ -85,7 +85,15 @@ def explanation_fields(told: Explanation) -> dict[str, object]:
 
 def _op(told: Explanation, node: int) -> dict[str, object]:
     op = told.network.op(node)
-    return {"rank": told.network.rank(node), "kind": op.kind.value, "stage": op.stage, "microbatch": op.microbatch}
+    fields: dict[str, object] = {
+        "rank": told.network.rank(node),
+        "kind": op.kind.value,
+        "stage": op.stage,
+        "microbatch": op.microbatch,
+    }
+    if told.network.transfer(node) is not None:
+        fields["link"] = told.network.link(node)
+    return fields
 
 
 def _piece(told: Explanation, piece: Idle) -> dict[str, object]:

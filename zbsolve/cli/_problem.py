@@ -57,6 +57,7 @@ class Asked:
     forward_only: bool = False
     recompute: bool = False
     offload: bool = False
+    slices: int = 1
 
     def problem(self, profile: Profile, *, placement: str = "linear", memory: str | None = None) -> Problem:
         """Build the problem; `placement` and `memory` stand in where the options are silent."""
@@ -73,6 +74,7 @@ class Asked:
                 self.microbatch_factors, "--microbatch-factors", self.microbatches, "microbatch"
             ),
             forward_only=self.forward_only,
+            slices=self.slices,
             allow=frozenset(
                 {"split", "fused"}
                 | ({"recompute"} if self.recompute else set())
@@ -294,6 +296,13 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
         @click.option("--forward-only", is_flag=True, help="Forwards alone, for evaluation and serving.")
         @click.option("--recompute", is_flag=True, help="Forwards may keep a checkpoint alone, and be computed again.")
         @click.option("--offload", is_flag=True, help="Activations may be moved to host memory, and back.")
+        @click.option(
+            "--slices",
+            metavar="K",
+            type=click.IntRange(min=1),
+            default=1,
+            help="Every K microbatches are slices of one sequence; -m counts slices.",
+        )
         @functools.wraps(verb)
         def wrapped(
             *args: Any,
@@ -308,6 +317,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             forward_only: bool,
             recompute: bool,
             offload: bool,
+            slices: int,
             **kwargs: Any,
         ) -> Any:
             asked = Asked(
@@ -322,6 +332,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
                 forward_only=forward_only,
                 recompute=recompute,
                 offload=offload,
+                slices=slices,
             )
             return verb(*args, asked=asked, **kwargs)
 

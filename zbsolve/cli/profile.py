@@ -164,7 +164,11 @@ def _show(shown: Profile, out: Output) -> None:
                 "stages": [{field: getattr(stage, field) for field in fields} for stage in stages],
                 "sums": sums,
                 "imbalance": imbalance,
-                "link": {"latency_ns": shown.link.latency_ns, "bytes_per_second": shown.link.bytes_per_second},
+                "link": {
+                    "latency_ns": shown.link.latency_ns,
+                    "bytes_per_second": shown.link.bytes_per_second,
+                    "queueing": shown.link.queueing,
+                },
                 "source": {f: getattr(shown.source, f) for f in ("host", "device", "split", "samples", "note")},
             }
         )
@@ -183,6 +187,8 @@ def _show(shown: Profile, out: Output) -> None:
 def _about(shown: Profile, imbalance: float) -> list[tuple[str, str]]:
     link, source = shown.link, shown.source
     speed = "" if link.bytes_per_second is None else f" + bytes / {format_bytes(link.bytes_per_second)} per s"
+    queueing = {"link": ", one transfer at a time", "sender": ", one transfer at a time out of a rank"}
+    speed += queueing.get(link.queueing or "", "")
     special = f", {counted(len(link.overrides), 'ordered pair')} of ranks apart" if link.overrides else ""
     rows = [
         ("imbalance", f"{imbalance:.2%}: most work of a stage / mean work - 1"),

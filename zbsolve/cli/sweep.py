@@ -60,6 +60,7 @@ MOST_POINTS = 2000
 )
 @click.option("--rank-factors", metavar="LIST", help="As for solve.")
 @click.option("--forward-only", is_flag=True, help="Forwards alone, for evaluation and serving.")
+@click.option("--slices", metavar="K", type=click.IntRange(min=1), default=1, help="As for solve.")
 @seconds_option("--time-limit", default=10.0, what="For each point.")
 @click.option("--work-limit", type=click.IntRange(min=1), metavar="STEPS", help="For each point, in search steps.")
 @click.option(
@@ -172,6 +173,7 @@ def _points(
                 objective=cast("Objective", asked["objective"]),
                 rank_factors=asked["rank_factors"],
                 forward_only=asked["forward_only"],
+                slices=asked["slices"],
             ).problem(profile)
             found += [SweepPoint(placement=placement, memory=size, problem=with_memory(base, size)) for size in sizes]
     return found

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.cutoff import stops, warn_if_cut_off, warn_of_stop
 from zbsolve.executor.desk import AfterForward, Call, Desk, Mark, StageWork
@@ -209,7 +207,7 @@ def evaluation_call(
     desk: Desk,
     at: int,
     mark: Mark,
-    module: torch.nn.Module,
+    module: Callable[..., Any],
     key: int,
     into: int | None,
     out: int | None,

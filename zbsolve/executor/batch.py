@@ -21,8 +21,16 @@ __all__ = ["cut_batch", "give_back"]
 Tensors = tuple[torch.Tensor, ...]
 
 
-def cut_batch(batch: Any, microbatches: int, device: torch.device, what: str, *, wants: bool = False) -> list[Tensors]:
+def cut_batch(
+    batch: Any, microbatches: int, device: torch.device, what: str, *, wants: bool = False, slices: int = 1
+) -> list[Tensors]:
     """Cut tensors into equal microbatches along their first dimension, on a device.
+
+    With slices, into sequences along the first and these into slices along the second::
+
+                    positions -->
+        rows   seq 0 | 0 | 1 | 2 |        microbatches 0 1 2 are the slices of sequence 0,
+               seq 1 | 3 | 4 | 5 |        3 4 5 those of sequence 1
 
     Parameters
     ----------
@@ -36,6 +44,8 @@ def cut_batch(batch: Any, microbatches: int, device: torch.device, what: str, *,
         Names the batch in messages.
     wants
         Whether tensors keep their wish for a gradient.
+    slices
+        Of a sequence.
 
     Raises
     ------
@@ -52,8 +62,15 @@ def cut_batch(batch: Any, microbatches: int, device: torch.device, what: str, *,
         if not isinstance(tensor, torch.Tensor):
             raise InvalidInput(f"{name} is a {type(tensor).__name__}; give a tensor, or a tuple of tensors")
         size = len(tensor) if tensor.dim() else 0
-        if not size or size % microbatches:
-            raise InvalidInput(f"{name} has {size} rows, which cannot be cut into {microbatches} equal microbatches")
+        sequences = microbatches // slices
+        if not size or size % sequences:
+            parts = "microbatches" if slices == 1 else "sequences"
+            raise InvalidInput(f"{name} has {size} rows, which cannot be cut into {sequences} equal {parts}")
+        if slices > 1 and (tensor.dim() < 2 or not tensor.shape[1] or tensor.shape[1] % slices):
+            raise InvalidInput(
+                f"{name} has shape {tuple(tensor.shape)}, whose second dimension cannot be cut into {slices} equal "
+                "slices"
+            )
         if wants and tensor.requires_grad:
             if not tensor.is_leaf:
                 raise InvalidInput(
@@ -61,10 +78,15 @@ def cut_batch(batch: Any, microbatches: int, device: torch.device, what: str, *,
                     "compute it, or detach it"
                 )
             with torch.enable_grad():
-                cut.append(tensor.to(device).chunk(microbatches))
+                cut.append(_pieces(tensor.to(device), sequences, slices))
         else:
-            cut.append(tensor.detach().to(device).chunk(microbatches))
+            cut.append(_pieces(tensor.detach().to(device), sequences, slices))
     return [tuple(chunks[j] for chunks in cut) for j in range(microbatches)]
+
+
+def _pieces(tensor: torch.Tensor, sequences: int, slices: int) -> Sequence[torch.Tensor]:
+    rows = tensor.chunk(sequences)
+    return rows if slices == 1 else [piece for row in rows for piece in row.chunk(slices, dim=1)]
 
 
 def give_back(inputs: Sequence[Any], gradients: Sequence[Any]) -> None:

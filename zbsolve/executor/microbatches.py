@@ -27,19 +27,19 @@ def given(rank: Rank, batch: Any, target: Any = None) -> dict[str, str]:
 
 
 def cut_for(
-    rank: Rank, microbatches: int, batch: Any, target: Any = None, *, training: bool = True
+    rank: Rank, problem: Problem, batch: Any, target: Any = None, *, training: bool = True
 ) -> tuple[list[Any], list[Any]]:
     """Inputs and targets of a rank by microbatch, None where it needs none."""
-    nothing: list[Any] = [None] * microbatches
+    nothing: list[Any] = [None] * problem.microbatches
     inputs, targets = nothing, nothing
     if rank.has_first:
         if batch is None:
             raise InvalidInput(f"rank {rank.number} holds stage 0, so it needs the batch")
-        inputs = cut_batch(batch, microbatches, rank.device, "the batch", wants=training)
+        inputs = cut_batch(batch, problem.microbatches, rank.device, "the batch", wants=training, slices=problem.slices)
     if rank.has_last and training:
         if target is None:
             raise InvalidInput(f"rank {rank.number} holds the last stage, so it needs the target")
-        cut = cut_batch(target, microbatches, rank.device, "the target")
+        cut = cut_batch(target, problem.microbatches, rank.device, "the target", slices=problem.slices)
         targets = [t if isinstance(target, tuple | list) else t[0] for t in cut]
     return inputs, targets
 
@@ -55,13 +55,13 @@ def shared(rank: Rank, problem: Problem, mine: list[Any]) -> list[Any]:
     everyone = list(mine)
     if own is None:
         return everyone
-    for values in mine:
-        for other in sorted(set(ends)):
-            if values is not None and other != rank.number:
-                rank.endpoint.tell(other, values)
+    # in one sequence for all: told ahead of all that is heard, many would wait for each other
     for microbatch, end in enumerate(ends):
         if end != rank.number:
             everyone[microbatch] = tuple(rank.endpoint.hear(end, own))
+            continue
+        for other in sorted(set(ends) - {end}):
+            rank.endpoint.tell(other, mine[microbatch])
     return everyone
 
 
@@ -84,9 +84,17 @@ def reduced(losses: list[Any] | None, reduction: Literal["mean", "sum"]) -> torc
     return total / len(losses) if reduction == "mean" else total
 
 
-def joined(outputs: list[Any] | None) -> Any:
-    """The outputs for a batch from those for its microbatches; None where there are none."""
+def joined(outputs: list[Any] | None, slices: int = 1) -> Any:
+    """The outputs for a batch from those for its microbatches, slices side by side; None where there are none."""
     if outputs is None:
         return None
+    if slices > 1:
+        outputs = [
+            tuple(
+                torch.cat(parts, dim=1) if parts[0].dim() > 1 else torch.stack(parts, dim=-1)
+                for parts in zip(*outputs[first : first + slices], strict=True)
+            )
+            for first in range(0, len(outputs), slices)
+        ]
     whole = tuple(torch.cat(parts) if parts[0].dim() else torch.stack(parts) for parts in zip(*outputs, strict=True))
     return whole[0] if len(whole) == 1 else whole

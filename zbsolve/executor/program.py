@@ -33,6 +33,7 @@ from zbsolve.executor.actions import (
     release_call,
 )
 from zbsolve.executor.boundary import Boundary
+from zbsolve.executor.carrying import CarryingStage
 from zbsolve.executor.desk import AfterForward, Call, Desk, Mark, StageWork, empty_desk
 from zbsolve.executor.losses import loss_of
 from zbsolve.executor.transports.protocol import Mail
@@ -209,8 +210,11 @@ def evaluation_program(
             op, at = action.op, 2 * len(program.ops)
             assert op.microbatch is not None
             out = leaving.get(op)
+            stage = stages[op.stage]
+            run = partial(stage.evaluate, op.microbatch) if isinstance(stage, CarryingStage) else stage.module
             made: Call | None = evaluation_call(
-                desk, at, mark, stages[op.stage].module, op.microbatch, entering.get(op), out, keep,
+                desk, at, mark, run,
+                op.microbatch, entering.get(op), out, keep,
                 None if out is None else boundaries[out],
             )  # fmt: skip
             program.ops.append(op)

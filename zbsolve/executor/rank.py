@@ -12,6 +12,7 @@ import torch
 from zbsolve.errors import RunError
 from zbsolve.executor.batch import give_back
 from zbsolve.executor.boundary import Boundary, described
+from zbsolve.executor.carrying import CarryingStage
 from zbsolve.executor.clock import Clock, clock_of
 from zbsolve.executor.desk import Call, StageWork
 from zbsolve.executor.finite import FiniteWatch, Mode
@@ -93,7 +94,7 @@ class Rank:
         self.stages = dict(stages)
         self.shared = SharedByStages({number: work.module for number, work in stages.items()})
         for number, work in stages.items():
-            if isinstance(work, SplitStage):
+            if isinstance(work, SplitStage | CarryingStage):
                 work.share = self.shared.of(number)
         self.device = device
         self.clock: Clock = clock_of(device)

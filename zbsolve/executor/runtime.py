@@ -26,6 +26,7 @@ import torch
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.building import building, refuse_unusable, settings_shown, timetable_named
+from zbsolve.executor.carrying import all_with_carry
 from zbsolve.executor.crew import Crew
 from zbsolve.executor.desk import StageWork
 from zbsolve.executor.feed import Feed
@@ -66,7 +67,8 @@ class Pipeline:
         Of any placement; a `Solution` will do.
     stages
         The modules from input to loss, or those of this process's ranks by stage number. A module
-        returns a tensor or a tuple of tensors, which the next one is called with. A `SplitStage`
+        returns a tensor or a tuple of tensors, which the next one is called with; one that takes an
+        argument `carry` hands it from slice to slice (see `zbsolve.executor.carrying`). A `SplitStage`
         made by hand will do as well.
     loss_fn
         ``loss_fn(output, target)`` gives one number.
@@ -191,7 +193,8 @@ class Pipeline:
         def hold() -> list[dict[int, StageWork]]:
             numbers = [placement.stages_of(e.rank) for e in self.transport.endpoints()]
             holders = [placement.holders(stage) for stage in range(placement.stages)]
-            return stages_of_ranks(stages, holders, numbers, threads=threads and transport is None)
+            held = stages_of_ranks(stages, holders, numbers, threads=threads and transport is None)
+            return [all_with_carry(works, self.problem.slices) for works in held]
 
         with building(self.transport, named, hold):
             endpoints, held = self.transport.endpoints(), hold()
@@ -280,7 +283,8 @@ class Pipeline:
         Parameters
         ----------
         batch
-            Tensor or tuple of tensors for stage 0, cut along the first dimension into microbatches.
+            Tensor or tuple of tensors for stage 0, cut along the first dimension into microbatches; where these
+            are slices, along the first into sequences and along the second into slices.
             Ranks without stage 0 need none. Where one wants a gradient itself, it ends in its ``.grad``.
         target
             The same for the loss function; ranks without the last stage need none.
@@ -320,7 +324,7 @@ class Pipeline:
             made = []
             for batch, target in feed.reader():
                 with self._crew.call("step", **given(rank, batch, target)):
-                    inputs, targets = cut_for(rank, self.problem.microbatches, batch, target)
+                    inputs, targets = cut_for(rank, self.problem, batch, target)
                     update = (rank.steps + 1) % self._accumulation == 0
                     losses = rank.step(inputs, targets, divisor=divisor, update=update)
                     made.append(shared(rank, self.problem, [None if loss is None else (loss,) for loss in losses]))
@@ -340,10 +344,10 @@ class Pipeline:
         def work(rank: Rank) -> list[Any]:
             with self._crew.call("eval", **given(rank, batch)):
                 rank.validate()
-                inputs, _ = cut_for(rank, self.problem.microbatches, batch, training=False)
+                inputs, _ = cut_for(rank, self.problem, batch, training=False)
                 return shared(rank, self.problem, rank.evaluate(inputs))
 
-        return joined(merged(self._crew.run(work)))
+        return joined(merged(self._crew.run(work)), self.problem.slices)
 
     def trace(self) -> Trace:
         """The measured times of the last steps (at most 256); in the order of the timetable. Every rank calls it.

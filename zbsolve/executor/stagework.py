@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from zbsolve.errors import InvalidInput
+from zbsolve.executor.carrying import with_carry
 from zbsolve.executor.split import HeldBytes, SplitReport, SplitStage
 from zbsolve.executor.target import LossFn, refuse_coroutine
 
@@ -76,7 +77,8 @@ class StageWork:
         self.module = module
         self.loss_fn = loss_fn
         self.target = target
-        self._stage = SplitStage(module, name=f"stage {number}", watch=watch)
+        # a profile is of a whole sequence, or of the first slice, so nothing is carried
+        self._stage = with_carry(SplitStage(module, name=f"stage {number}", watch=watch), 1)
         self._keys = itertools.count()
 
     def watched(self) -> StageWork:

@@ -139,7 +139,7 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
     link, source = profile.link, profile.source
     plain: dict[str, Any] = {
         "name": profile.name,
-        "link": _known(link, "latency_ns", "bytes_per_second")
+        "link": _known(link, "latency_ns", "bytes_per_second", "queueing")
         | {"overrides": [_known(o, *LinkOverride.__slots__) for o in link.overrides]},
         "source": _known(source, "host", "device", "split")
         | {

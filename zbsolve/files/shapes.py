@@ -87,13 +87,15 @@ class OverrideShape(_Shape, frozen=True, kw_only=True):
     receiver: Whole
     latency_ns: Ns = 0
     bytes_per_second: Bytes | None = None
+    queueing: Literal["link", "sender"] | None = None
 
 
 class LinkShape(_Shape, frozen=True, kw_only=True):
-    """What a transfer between ranks costs; no bytes_per_second means unlimited."""
+    """What a transfer between ranks costs; no bytes_per_second means unlimited, no queueing that none waits."""
 
     latency_ns: Ns = 0
     bytes_per_second: Bytes | None = None
+    queueing: Literal["link", "sender"] | None = None
     overrides: Annotated[list[OverrideShape], Meta(max_length=_MOST_OVERRIDES)] = []
 
 
@@ -172,6 +174,7 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     rank_factors: list[Factor] | UnsetType = UNSET
     microbatch_factors: list[Factor] | UnsetType = UNSET
     forward_only: bool = False
+    slices: Whole = 1
     ends: bool | UnsetType = UNSET
 
 

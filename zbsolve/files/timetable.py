@@ -168,13 +168,15 @@ def _problem_to_plain(problem: Problem) -> dict[str, Any]:
         "objective": problem.objective,
         "allow": sorted(problem.allow),
     }
-    if problem.route_of != tuple(j % len(routes) for j in range(problem.microbatches)):
+    if problem.route_of != tuple(j // problem.slices % len(routes) for j in range(problem.microbatches)):
         plain["route_of"] = list(problem.route_of or ())
     for name in ("rank_factors", "microbatch_factors"):
         if (factors := getattr(problem, name)) is not None:
             plain[name] = [str(factor) for factor in factors]
     if problem.forward_only:
         plain["forward_only"] = True
+    if problem.slices > 1:
+        plain["slices"] = problem.slices
     if problem.has_ends or not problem.ends:
         plain["ends"] = problem.ends
     return plain
@@ -242,6 +244,7 @@ def _problem(shape: shapes.ProblemShape, name: object, where: str, *, ends: bool
             rank_factors=None if shape.rank_factors is UNSET else tuple(shape.rank_factors),
             microbatch_factors=None if shape.microbatch_factors is UNSET else tuple(shape.microbatch_factors),
             forward_only=shape.forward_only,
+            slices=shape.slices,
             ends=ends if shape.ends is UNSET else shape.ends,
         )
     except UnitError as error:  # a limit is the only amount that a problem reads

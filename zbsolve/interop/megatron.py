@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from zbsolve.errors import ProblemError
 from zbsolve.interop.layers import layers_by_stage
 from zbsolve.interop.node_tables import layout_of
-from zbsolve.interop.refuse import refuse_replicas
+from zbsolve.interop.refuse import refuse_replicas, refuse_slices
 from zbsolve.problem import Problem
 
 __all__ = ["megatron_layout"]
@@ -42,6 +42,7 @@ def megatron_layout(problem: Problem, layers: Sequence[int]) -> str:
     InvalidInput
         If `layers` do not fit.
     """
+    refuse_slices(problem, "Megatron-LM")
     refuse_replicas(problem, "Megatron-LM")
     placement = problem.placement
     if layout_of(placement) != "looped":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zbsolve.errors import ProblemError
-from zbsolve.interop.refuse import COMPUTE, refuse_other_operations, refuse_replicas
+from zbsolve.interop.refuse import COMPUTE, refuse_other_operations, refuse_replicas, refuse_slices
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
@@ -42,6 +42,7 @@ def ready_for(tool: str, timetable: Timetable) -> tuple[Timetable, tuple[str, ..
         take the microbatches in different orders.
     """
     problem = timetable.problem
+    refuse_slices(problem, tool)
     refuse_replicas(problem, tool)
     if problem.forward_only:
         raise ProblemError(f"{tool} trains: it takes no schedule without backwards; emit that of the training")

@@ -29,6 +29,7 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Op
 from zbsolve.timetable import TimedOp, Timetable
 from zbsolve.trace import Trace
+from zbsolve.transfers import queued_transfers
 from zbsolve.units import format_bytes
 
 __all__ = ["perfetto_bytes", "write_perfetto"]
@@ -110,15 +111,21 @@ def perfetto_bytes(timetable: Timetable, measured: Trace | Timetable | None = No
 
 
 def _planned(graph: OpGraph, timetable: Timetable) -> list[_Passing]:
-    """Every message between two ranks; it takes the lag of its arc."""
+    """Every message between two ranks; it takes the lag of its arc, and where transfers queue, sets out in its turn."""
+    problem = timetable.problem
+    period = timetable.period_ns if problem.objective == "period" else None
+    lines = queued_transfers(problem, timetable.rows, period_ns=period).values()
+    queued = {(sent.tail, sent.head): sent for line in lines for sent in line}
     rank = graph.rank.tolist()
     end = {timed.op: timed.end_ns for row in timetable.rows for timed in row}
     columns = (a.tolist() for a in (graph.arc_tail, graph.arc_head, graph.arc_lag_ns, graph.arc_bytes))
     found = []
     for tail, head, lag, size in zip(*columns, strict=True):
         if size >= 0 and rank[tail] != rank[head]:
-            op = graph.op(tail)
-            found.append(_Passing(op, graph.op(head), rank[tail], rank[head], end[op], end[op] + lag))
+            op, needs = graph.op(tail), graph.op(head)
+            sent = queued.get((op, needs))
+            times = (end[op], end[op] + lag) if sent is None else (sent.start_ns, sent.arrival_ns)
+            found.append(_Passing(op, needs, rank[tail], rank[head], *times))
     return found
 
 

@@ -9,7 +9,7 @@ from zbsolve.ops import Kind
 from zbsolve.problem import Problem
 from zbsolve.timetable import Timetable
 
-__all__ = ["COMPUTE", "refuse_other_operations", "refuse_replicas"]
+__all__ = ["COMPUTE", "refuse_other_operations", "refuse_replicas", "refuse_slices"]
 
 COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD})
 """The operations of one microbatch that every tool knows."""
@@ -42,6 +42,21 @@ def refuse_other_operations(timetable: Timetable, known: Container[Kind], tool: 
                     f"{tool} runs one operation at a time, but rank {rank} runs {op} together with {op.beside}; "  # type: ignore[attr-defined]
                     "solve without pairs"
                 )
+
+
+def refuse_slices(problem: Problem, tool: str) -> None:
+    """Refuse microbatches that are slices of sequences.
+
+    Raises
+    ------
+    ProblemError
+        With how many slices a sequence has.
+    """
+    if problem.slices > 1:
+        raise ProblemError(
+            f"{tool} runs microbatches that have nothing to do with each other, but here every {problem.slices} are "
+            "slices of one sequence and share keys and values; solve with slices=1, or run it with zbsolve's executor"
+        )
 
 
 def refuse_replicas(problem: Problem, tool: str) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from zbsolve.errors import InvalidInput, ProblemError
 from zbsolve.interop.layers import layers_by_stage
 from zbsolve.interop.node_tables import layout_of
-from zbsolve.interop.refuse import refuse_replicas
+from zbsolve.interop.refuse import refuse_replicas, refuse_slices
 from zbsolve.interop.torch import torch_csv_bytes
 from zbsolve.problem import Problem
 from zbsolve.timetable import Timetable
@@ -97,6 +97,7 @@ def torchtitan_settings(
     InvalidInput
         If `layers` do not fit.
     """
+    refuse_slices(problem, "TorchTitan")
     refuse_replicas(problem, "TorchTitan")
     placement, style = problem.placement, _STYLES[titan]
     chunks, layout = placement.stages // placement.ranks, layout_of(placement)

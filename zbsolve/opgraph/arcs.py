@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from zbsolve.errors import ProblemError
 from zbsolve.opgraph.away import copies
 from zbsolve.opgraph.kinds import OPTIMIZER, REDUCE, Int8, Int32, Int64
+from zbsolve.opgraph.links import link_numbers
 from zbsolve.opgraph.nodes import routes_of
 from zbsolve.opgraph.parts import Parts
 from zbsolve.problem import Problem
@@ -18,12 +19,17 @@ from zbsolve.units import MAX_AMOUNT
 
 @dataclass(frozen=True, slots=True)
 class Arcs:
-    """Precedences as columns: start[head] >= end[tail] + lag; bytes are -1 where nothing is handed along."""
+    """Precedences as columns: start[head] >= end[tail] + lag; bytes are -1 where nothing is handed along.
+
+    Where any of them queues: the number of its link, -1 if it has none, and how long it takes that; else empty.
+    """
 
     tail: Int32
     head: Int32
     lag_ns: Int64
     bytes: Int64
+    link: Int32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    busy_ns: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 def forward_chain(problem: Problem, parts: Parts) -> Arcs:
@@ -45,6 +51,8 @@ def _chain(problem: Problem, tail: Int32, head: Int32, *, sender: int, receiver:
     for s in range(boundaries):
         for j in range(problem.microbatches):
             size[s, j] = problem.cost(s, j).output_bytes
+    taken, busy = np.full(tail.shape, -1, dtype=np.int32), np.zeros(tail.shape, dtype=np.int64)
+    number = link_numbers(problem)
     link = problem.profile.link
     for pair in np.unique(np.stack([source.ravel(), target.ravel()], axis=1), axis=0).tolist():
         if pair[0] == pair[1]:
@@ -57,7 +65,9 @@ def _chain(problem: Problem, tail: Int32, head: Int32, *, sender: int, receiver:
                 f"a transfer from rank {pair[0]} to rank {pair[1]} takes more than 2^62 ns; check the link"
             )
         lag[crossing] = lags
-    return Arcs(tail.ravel(), head.ravel(), lag.ravel(), size.ravel())
+        if tuple(pair) in number:
+            taken[crossing], busy[crossing] = number[tuple(pair)], lag[crossing] - latency
+    return Arcs(tail.ravel(), head.ravel(), lag.ravel(), size.ravel(), taken.ravel(), busy.ravel())
 
 
 def within_stage(parts: Parts) -> Arcs:
@@ -102,4 +112,6 @@ def join(families: Sequence[Arcs]) -> Arcs:
         np.concatenate([f.head for f in families]).astype(np.int32),
         np.concatenate([f.lag_ns for f in families]),
         np.concatenate([f.bytes for f in families]),
+        np.concatenate([f.link if len(f.link) else np.full(len(f.tail), -1, dtype=np.int32) for f in families]),
+        np.concatenate([f.busy_ns if len(f.busy_ns) else np.zeros(len(f.tail), dtype=np.int64) for f in families]),
     )

@@ -14,8 +14,10 @@ from zbsolve.opgraph.arcs import backward_chain, end_of_iteration, forward_chain
 from zbsolve.opgraph.effects import effects
 from zbsolve.opgraph.kinds import CODE, KINDS, Int8, Int32, Int64
 from zbsolve.opgraph.lanes import Lane, lanes_of
+from zbsolve.opgraph.links import QueueingLink, links_of
 from zbsolve.opgraph.nodes import default_nodes, given_nodes
 from zbsolve.opgraph.parts import index_parts
+from zbsolve.opgraph.slices import slice_chains
 from zbsolve.opgraph.twins import twins_of
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
@@ -51,13 +53,20 @@ class OpGraph:
         Shape E: start[head] >= end[tail] + lag.
     arc_bytes
         Shape E: of the tensor handed along, -1 where it is order alone.
+    links
+        Those on which transfers queue (`zbsolve.opgraph.links`).
+    arc_link, arc_busy_ns
+        Shape E: which of them the tensor takes, -1 if it has to wait for no other; and for how long, a part of
+        the lag.
+    sends
+        The arcs that take a link, by tail; those of one tail in the order in which it sends.
     pred_ptr
         Shape N+1: the arcs into node i are ``pred_ptr[i]:pred_ptr[i+1]``.
     succ_ptr, succ_arc
         Shape N+1 and E: the arcs out of node i are ``succ_arc[succ_ptr[i]:succ_ptr[i+1]]``.
     twin
-        Shape N: class id; operations of one class have equal costs, route and arcs, so running
-        them in microbatch order loses nothing.
+        Shape N: class id; operations of one class have equal costs, route and arcs, and the same place
+        in their sequence where there are slices, so running them in microbatch order loses nothing.
     base_bytes, limit_bytes
         Shape R: static bytes; the limit, 2^62 where there is none.
     problem
@@ -77,6 +86,10 @@ class OpGraph:
     arc_head: Int32
     arc_lag_ns: Int64
     arc_bytes: Int64
+    links: tuple[QueueingLink, ...]
+    arc_link: Int32
+    arc_busy_ns: Int64
+    sends: Int32
     pred_ptr: Int32
     succ_ptr: Int32
     succ_arc: Int32
@@ -106,7 +119,7 @@ class OpGraph:
         kind, stage, microbatch, rank = default_nodes(problem) if ops is None else given_nodes(problem, ops)
         parts = index_parts(problem, kind, stage, microbatch)
         duration, start_bytes, end_bytes = effects(problem, parts, kind, stage, microbatch, rank)
-        families = [forward_chain(problem, parts)]
+        families = [forward_chain(problem, parts), *slice_chains(problem, parts)]
         if not problem.forward_only:
             families += [backward_chain(problem, parts), within_stage(parts)]
             families += end_of_iteration(parts, kind, stage, rank)
@@ -132,6 +145,10 @@ class OpGraph:
             arc_head=head,
             arc_lag_ns=lag,
             arc_bytes=arcs.bytes[order],
+            links=links_of(problem),
+            arc_link=arcs.link[order],
+            arc_busy_ns=arcs.busy_ns[order],
+            sends=_sends(tail, arcs.link[order], order),
             pred_ptr=_pointers(head, nodes),
             succ_ptr=_pointers(tail, nodes),
             succ_arc=np.argsort(tail, kind="stable").astype(np.int32),
@@ -239,6 +256,12 @@ class OpGraph:
         for tail, head, lag, size in zip(*(c.tolist() for c in columns), strict=True):
             graph.add_edge(self.op(tail), self.op(head), lag_ns=lag, bytes=size)
         return graph
+
+
+def _sends(tail: Int32, link: Int32, family: Int64) -> Int32:
+    """The arcs that take a link, by tail; what a tail sends in the order of the families that its arcs come from."""
+    arcs = np.lexsort((family, tail))
+    return arcs[link[arcs] >= 0].astype(np.int32)
 
 
 def _pointers(ends: Int32, nodes: int) -> Int32:

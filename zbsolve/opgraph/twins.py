@@ -11,6 +11,8 @@ from zbsolve.problem import Problem
 def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32) -> Int32:
     """Microbatches alike in route, costs and what is fused, computed again or moved share classes of operations.
 
+    Of sequences in slices whole ones are alike, and share a class for each place in them: giving every class
+    out in turn keeps the slices of a sequence one behind the other only if all its places change together.
     What ends the iteration has no twin.
     """
     form = np.zeros((3, problem.microbatches, problem.placement.stages), dtype=bool)
@@ -18,9 +20,12 @@ def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank
         chosen[microbatch[kind == code], stage[kind == code]] = True
     signature: dict[tuple[object, ...], int] = {}
     alike = np.zeros(problem.microbatches, dtype=np.int64)
-    for j, route in enumerate(problem.route_of or ()):
-        costs = tuple(problem.cost(s, j) for s in range(problem.placement.stages))
-        alike[j] = signature.setdefault((route, costs, form[:, j].tobytes()), len(signature))
+    for first in range(0, problem.microbatches, problem.slices):
+        run = slice(first, first + problem.slices)
+        costs = tuple(problem.cost(s, j) for j in range(run.start, run.stop) for s in range(problem.placement.stages))
+        route = (problem.route_of or ())[first]
+        number = signature.setdefault((route, costs, form[:, run].tobytes()), len(signature))
+        alike[run] = number * problem.slices + np.arange(problem.slices)
     stages = problem.placement.stages
     key = (alike[microbatch] * len(KINDS) + kind) * stages + stage
     once = microbatch < 0

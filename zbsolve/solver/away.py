@@ -63,7 +63,7 @@ def folded_away(problem: Problem, chosen: frozenset[int], under_way: int = 0) ->
     profile = replace(problem.profile, stages=tuple(stages), host_link=None)
     allow = problem.allow - {"offload"}
     largest = [
-        max((problem.profile.stages[s].offloadable for s in problem.placement.stages_of(rank) if s in chosen), default=0)
+        max((problem.profile.stages[s].offloadable for s in chosen & {*problem.placement.stages_of(rank)}), default=0)
         for rank in range(problem.placement.ranks)
     ]
     limits = tuple(

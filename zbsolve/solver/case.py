@@ -14,7 +14,7 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
 from zbsolve.solver.compiled import Kernels
 from zbsolve.solver.forms import Forms
-from zbsolve.solver.network import RANK, SHAPE, Table, build_network, end_nodes, nodes_of, order_of, sequence_of
+from zbsolve.solver.network import LINKS, RANK, SHAPE, Table, build_network, end_nodes, nodes_of, order_of, sequence_of
 from zbsolve.solver.state import new_state
 from zbsolve.solver.tasks import Found, Int8, Int32
 from zbsolve.timetable import Order
@@ -60,6 +60,11 @@ class Case:
     def nodes(self) -> int:
         """The number of nodes of the network."""
         return int(self.arrays[SHAPE][0])
+
+    @property
+    def queueing(self) -> bool:
+        """Whether transfers wait for each other on any link."""
+        return bool(self.arrays[SHAPE][LINKS])
 
     @property
     def rank(self) -> NDArray[np.int64]:

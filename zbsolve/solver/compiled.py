@@ -18,13 +18,13 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from zbsolve.solver import borders, listing, moves, network, state, timing, walks
+from zbsolve.solver import borders, listing, moves, network, queueing, state, timing, walks
 from zbsolve.solver.network import Table
 from zbsolve.solver.state import new_state
 
 __all__ = ["Kernels", "cache_folder", "compiled", "environment", "holds_all", "plain", "ready_to_move"]
 
-_MODULES = (state, timing, moves, walks, listing, borders)
+_MODULES = (state, queueing, timing, moves, walks, listing, borders)
 """Where the kernels are."""
 
 _SOURCES = (network, *_MODULES)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from zbsolve.opgraph import KINDS
 from zbsolve.ops import Kind
+from zbsolve.solver.cpsat_links import add_links
 from zbsolve.solver.kernels import Arrays, period, sweep
 from zbsolve.solver.twins import in_turn
 
@@ -124,8 +125,10 @@ def improve(
 
     unit, exact = unit_of(arrays, value_ns)
     periodic = objective == "period"
-    parts = math.lcm(*range(1, len(arrays.busy) + 1)) if periodic and len(arrays.busy) <= _MOST_FRACTIONS else 1
-    whole = not periodic or parts > 1 or len(arrays.busy) == 1
+    # a link that transfers queue for can be part of the cycle that sets a period, as a rank can
+    columns = len(arrays.busy) + sum(map(bool, arrays.loads))
+    parts = math.lcm(*range(1, columns + 1)) if periodic and columns <= _MOST_FRACTIONS else 1
+    whole = not periodic or parts > 1 or columns == 1
     coarse = rounded(arrays, unit, parts)
     sequence = in_turn(arrays.twin, arrays.graph.microbatch.tolist(), sequence)
     model, starts, _value = _model(coarse, sequence, objective, bound_ns * parts // unit)
@@ -163,7 +166,8 @@ def improve(
 
 def unit_of(arrays: Arrays, value_ns: int) -> tuple[int, bool]:
     """The unit of time in ns, and whether all times are multiples of it."""
-    common = math.gcd(*arrays.duration, *(lag for waits in arrays.waits for _, lag in waits))
+    taken = (busy for sent in arrays.sends for _, _, busy in sent)
+    common = math.gcd(*arrays.duration, *taken, *(lag for waits in arrays.waits for _, lag in waits))
     if common and value_ns <= common * _FINEST:
         return common, True
     return max(1, value_ns // _ROUNDED), value_ns < _ROUNDED
@@ -188,7 +192,17 @@ def rounded(arrays: Arrays, unit: int, parts: int) -> Arrays:
         limit=arrays.limit,
         work=work,
         busy=arrays.busy,
+        **_rounded_messages(arrays, unit, parts),
     )
+
+
+def _rounded_messages(arrays: Arrays, unit: int, parts: int) -> dict[str, Any]:
+    loads = [0] * len(arrays.loads)
+    sends = tuple(tuple((m, link, busy // unit * parts) for m, link, busy in sent) for sent in arrays.sends)
+    for _, link, busy in itertools.chain.from_iterable(sends):
+        loads[link] += busy
+    receives = tuple(tuple((m, later // unit * parts) for m, later in received) for received in arrays.receives)
+    return {"sends": sends, "receives": receives, "loads": tuple(loads)}
 
 
 def _model(
@@ -198,13 +212,13 @@ def _model(
 
     model = cp_model.CpModel()
     periodic = objective == "period"
-    known, release = period(a, sequence) if periodic else (0, [0] * a.ranks)
+    known, release = period(a, sequence) if periodic else (0, [0] * (a.ranks + len(a.loads)))
     end, last = sweep(a, sequence, release)
     if not periodic:
-        known = max(last)
+        known = max(end)
     # under any period each rank ends within it of its start, and starts when the one it hangs on lets it
     longest_lag = max((lag for waits in a.waits for _, lag in waits), default=0)
-    horizon = max(known if not periodic else a.ranks * (known + longest_lag), *last)
+    horizon = max(known if not periodic else (a.ranks + len(a.loads)) * (known + longest_lag), *last)
     value = model.new_int_var(min(bound, known), known, "value")
     starts = [model.new_int_var(0, horizon, "") for _ in a.rank]
     intervals = [model.new_fixed_size_interval_var(s, d, "") for s, d in zip(starts, a.duration, strict=True)]
@@ -229,6 +243,7 @@ def _model(
                 if first != final:
                     model.add(value >= ends[final] - starts[first])
         _limit_memory(model, a, r, end, horizon, starts, ends, intervals, chains)
+    add_links(model, a, sequence, starts, horizon, value if periodic else None)
     for node, var in enumerate(starts):
         model.add_hint(var, end[node] - a.duration[node])
     model.add_hint(value, known)

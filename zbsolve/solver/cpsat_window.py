@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from zbsolve.opgraph import KINDS
 from zbsolve.ops import Kind
 from zbsolve.solver.cpsat import UNLIMITED, Limits, holdings, rounded, unit_of
+from zbsolve.solver.cpsat_links import add_links
 from zbsolve.solver.kernels import Arrays, period, rows_of, sweep
 
 if TYPE_CHECKING:
@@ -74,9 +75,9 @@ def improve_part(
 
     a = rounded(arrays, unit_of(arrays, value_ns)[0], 1)
     periodic = objective == "period"
-    known, release = period(a, sequence) if periodic else (0, [0] * a.ranks)
+    known, release = period(a, sequence) if periodic else (0, [0] * (a.ranks + len(a.loads)))
     end, last = sweep(a, sequence, release)
-    known = known if periodic else max(last)
+    known = known if periodic else max(end)
     horizon = 2 * max(last) + known
     model = cp_model.CpModel()
     value = model.new_int_var(max(a.work) if periodic else 0, known, "")
@@ -93,6 +94,7 @@ def improve_part(
                 for first in firsts if periodic else (-1,):
                     span = starts[final] + a.duration[final]
                     model.add(value >= (span - starts[first] if periodic else span))
+    add_links(model, a, sequence, starts, horizon, value if periodic else None, free.__contains__)
     model.add_hint(value, known)
     model.minimize(value)
 

@@ -305,7 +305,7 @@ def _add_start(pool: Pool, order: Order) -> None:
         _refuse_stuck(problem, order)
         pool.add_order(order_in_turn(OpGraph.build(problem, order.rows), order), _GIVEN)
         return
-    if len(problem.placement.routes) == 1:
+    if len(problem.placement.routes) == 1 and problem.slices == 1:
         own = dataclasses.replace(problem, microbatches=present, route_of=None, microbatch_factors=None)
         _refuse_stuck(own, order)
     if (carried := carried_over(problem, order)) is not None:

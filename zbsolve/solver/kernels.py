@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from zbsolve.opgraph import OpGraph
 from zbsolve.simulate import cycle_mean
@@ -37,6 +38,12 @@ class Arrays:
         The sum of durations of each rank.
     busy
         The ranks that have any operation.
+    sends
+        By node, what it sends over queueing links: (message, link, time on it).
+    receives
+        By node, what it waits for there: (message, time from when it has left its link).
+    loads
+        What each queueing link has to carry, in ns; none where transfers need not wait, or are not to.
     """
 
     graph: OpGraph
@@ -51,6 +58,9 @@ class Arrays:
     limit: list[int]
     work: list[int]
     busy: list[int]
+    sends: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    receives: tuple[tuple[tuple[int, int], ...], ...] = ()
+    loads: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, graph: OpGraph) -> Arrays:
@@ -63,6 +73,7 @@ class Arrays:
             into = range(pointers[node], pointers[node + 1])
             preds.append(tuple(tails[a] for a in into))
             waits.append(tuple((tails[a], lags[a]) for a in into if rank[tails[a]] != r or lags[a]))
+        sends, receives, loads = _messages(graph)
         work = [0] * len(graph.lanes)
         for r, d in zip(rank, duration, strict=True):
             work[r] += d
@@ -79,12 +90,30 @@ class Arrays:
             limit=graph.limit_bytes.tolist() + [MAX_AMOUNT] * more,
             work=work,
             busy=sorted(set(rank)),
+            sends=sends,
+            receives=receives,
+            loads=loads,
         )
 
     @property
     def ranks(self) -> int:
         """The number of ranks."""
         return len(self.base)
+
+
+def _messages(graph: OpGraph) -> tuple[Any, Any, tuple[int, ...]]:
+    """What `Arrays` has of queueing links."""
+    if not graph.links:
+        return (), (), ()
+    sends: list[list[tuple[int, int, int]]] = [[] for _ in range(len(graph))]
+    receives: list[list[tuple[int, int]]] = [[] for _ in range(len(graph))]
+    loads = [0] * len(graph.links)
+    for message, arc in enumerate(graph.sends.tolist()):
+        link, busy = int(graph.arc_link[arc]), int(graph.arc_busy_ns[arc])
+        sends[graph.arc_tail[arc]].append((message, link, busy))
+        receives[graph.arc_head[arc]].append((message, int(graph.arc_lag_ns[arc]) - busy))
+        loads[link] += busy
+    return tuple(map(tuple, sends)), tuple(map(tuple, receives)), tuple(loads)
 
 
 def rows_of(arrays: Arrays, sequence: Sequence[int]) -> list[list[int]]:
@@ -123,7 +152,13 @@ def sequence_of(arrays: Arrays, rows: Sequence[Sequence[int]]) -> list[int] | No
 
 
 def sweep(arrays: Arrays, sequence: Sequence[int], release: Sequence[int]) -> tuple[list[int], list[int]]:
-    """As-soon-as-possible ends under a first start for each rank, and the last end of each rank."""
+    """As-soon-as-possible ends under a first start for each rank, and the last end of each rank.
+
+    Links on which transfers queue are further ranks, each with a first start and a last end.
+    """
+    if arrays.loads:
+        end, free, _ = _sweep_queueing(arrays, sequence, release)
+        return end, free
     rank, duration, waits = arrays.rank, arrays.duration, arrays.waits
     end = [0] * len(rank)
     free = list(release)
@@ -140,6 +175,8 @@ def sweep(arrays: Arrays, sequence: Sequence[int], release: Sequence[int]) -> tu
 
 def _sweep_with_source(arrays: Arrays, sequence: Sequence[int], release: Sequence[int]) -> tuple[list[int], list[int]]:
     """The last end of each rank and the rank whose release it hangs on."""
+    if arrays.loads:
+        return _sweep_queueing(arrays, sequence, release)[1:]
     rank, duration, waits = arrays.rank, arrays.duration, arrays.waits
     end, source = [0] * len(rank), [0] * len(rank)
     free, hangs = list(release), list(range(len(release)))
@@ -155,9 +192,41 @@ def _sweep_with_source(arrays: Arrays, sequence: Sequence[int], release: Sequenc
     return free, hangs
 
 
+def _sweep_queueing(
+    arrays: Arrays, sequence: Sequence[int], release: Sequence[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Ends of all nodes, then by rank and by link behind them the last end and whose release it hangs on.
+
+    A sequence has the nodes of each rank in the order of its row, and so meets the messages of each link in theirs.
+    """
+    rank, duration, waits, ranks = arrays.rank, arrays.duration, arrays.waits, arrays.ranks
+    end, source = [0] * len(rank), [0] * len(rank)
+    free, hangs = list(release), list(range(len(release)))
+    off: dict[int, tuple[int, int]] = {}
+    for node in sequence:
+        r = rank[node]
+        at, origin = free[r], hangs[r]
+        for tail, lag in waits[node]:
+            if end[tail] + lag > at:
+                at, origin = end[tail] + lag, source[tail]
+        for message, later in arrays.receives[node]:
+            left, column = off[message]
+            if left + later > at:
+                at, origin = left + later, column
+        free[r] = end[node] = at + duration[node]
+        hangs[r] = source[node] = origin
+        for message, link, busy in arrays.sends[node]:
+            column = ranks + link
+            if free[column] < end[node]:
+                free[column], hangs[column] = end[node], origin
+            free[column] += busy
+            off[message] = free[column], hangs[column]
+    return end, free, hangs
+
+
 def makespan(arrays: Arrays, sequence: Sequence[int]) -> int:
     """First start to last end, as soon as possible."""
-    end, _ = sweep(arrays, sequence, [0] * arrays.ranks)
+    end, _ = sweep(arrays, sequence, [0] * (arrays.ranks + len(arrays.loads)))
     return max(end, default=0) - min((e - d for e, d in zip(end, arrays.duration, strict=True)), default=0)
 
 
@@ -171,15 +240,16 @@ def period(arrays: Arrays, sequence: Sequence[int], release: Sequence[int] | Non
     sequence
         The order.
     release
-        A guess of the release vector, such as that of a similar order.
+        A guess of the release vector, such as that of a similar order; links follow on the ranks.
     """
-    value = max(arrays.work)
-    x = [0] * arrays.ranks if release is None else list(release)
+    value = max(*arrays.work, *arrays.loads, 0)
+    columns = [*arrays.busy, *(arrays.ranks + k for k, load in enumerate(arrays.loads) if load)]
+    x = [0] * (arrays.ranks + len(arrays.loads)) if release is None else list(release)
     # why `raised` is needed: see zbsolve.simulate
     raised: dict[int, tuple[int, int]] = {}
     while True:
         last, source = _sweep_with_source(arrays, sequence, x)
-        hangs = {r: (source[r], last[r] - x[source[r]]) for r in arrays.busy}
+        hangs = {r: (source[r], last[r] - x[source[r]]) for r in columns}
         mean = cycle_mean(hangs)
         if mean > value:
             value, raised = mean, {}

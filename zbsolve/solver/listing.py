@@ -9,7 +9,8 @@ many may be in flight and by memory. Twins run in microbatch order.
 Why it never stands still under any limit that holds one microbatch: a forward is admitted only if
 memory still leaves room for the oldest unfinished microbatch of its rank to run to its end once
 the weight gradients that can run have run. The oldest unfinished microbatch of the whole pipeline
-is the oldest on every rank where it is unfinished, so it can always go on.
+is the oldest on every rank where it is unfinished, so it can always go on. Of sequences in slices the same
+holds of whole sequences: the first backward of one comes after the forwards of all its slices.
 
 These are kernels, as in `zbsolve.solver.state`.
 """
@@ -24,10 +25,13 @@ from zbsolve.solver.network import (
     BASE,
     CLASS_PTR,
     LIMIT,
+    LINKS,
     MATE,
     MEMBER,
+    MESSAGE_LATENCY,
     NEED,
     NEED_LAG,
+    NEED_MESSAGE,
     NEED_PTR,
     NET_CHANGE,
     NET_DURATION,
@@ -42,6 +46,7 @@ from zbsolve.solver.network import (
     Row,
     Table,
 )
+from zbsolve.solver.queueing import send
 from zbsolve.solver.state import (
     AFTER,
     BEFORE,
@@ -52,6 +57,7 @@ from zbsolve.solver.state import (
     HANGS,
     LEVEL,
     MARK,
+    OFF,
     ORIGIN,
     PART,
     PATH_FROM,
@@ -115,8 +121,9 @@ def see_through(net: Table, st: Table, in_flight: Row) -> None:
 
 
 def survey(net: Table, st: Table) -> None:
-    """By rank and microbatch: bytes once all forwards have run, bytes needed beyond, operations to go."""
-    ranks, microbatches = net[SHAPE][1], net[SHAPE][3]
+    """By rank and sequence (or whole microbatch): bytes once all forwards have run, bytes beyond, operations to go."""
+    ranks, slices = net[SHAPE][1], net[SHAPE][6]
+    microbatches = net[SHAPE][3] // slices
     held, full, extra, left = st[BEFORE], st[AFTER], st[PART], st[REST]
     oldest, newest = st[RAISED_FROM], st[RAISED_LENGTH]
     for k in range(ranks * microbatches):
@@ -129,7 +136,7 @@ def survey(net: Table, st: Table) -> None:
         newest[r] = 0
     parts = net[SHAPE][5]
     for node in range(2 * parts):
-        k = net[RANK][node] * microbatches + node % microbatches
+        k = net[RANK][node] * microbatches + node % net[SHAPE][3] // slices
         form = 2 * node + st[FUSED][node]
         gain = net[NET_CHANGE][form] if node < parts else 0
         left[k] += 1
@@ -141,11 +148,11 @@ def survey(net: Table, st: Table) -> None:
 
 
 def admits(net: Table, st: Table, node: int) -> bool:
-    """Whether after a forward every microbatch in flight on its rank can still end, one after the other."""
-    microbatches = net[SHAPE][3]
+    """Whether after a forward every sequence in flight on its rank can still end, one after the other."""
+    microbatches = net[SHAPE][3] // net[SHAPE][6]
     held, full, extra = st[BEFORE], st[AFTER], st[PART]
     r = net[RANK][node]
-    asked = node % microbatches
+    asked = node % net[SHAPE][3] // net[SHAPE][6]
     oldest = st[RAISED_FROM][r]
     if asked == oldest:
         return True
@@ -164,14 +171,17 @@ def admits(net: Table, st: Table, node: int) -> bool:
 
 
 def note(net: Table, st: Table, node: int) -> None:
-    """Keep up by rank and microbatch what is held and what is to go."""
-    microbatches, parts = net[SHAPE][3], net[SHAPE][5]
+    """Keep up by rank and sequence what is held and what is to go."""
+    microbatches, parts = net[SHAPE][3] // net[SHAPE][6], net[SHAPE][5]
     if node >= 2 * parts:
         return
     held, left, oldest, newest = st[BEFORE], st[REST], st[RAISED_FROM], st[RAISED_LENGTH]
     r = net[RANK][node]
-    j = node % microbatches
+    j = node % net[SHAPE][3] // net[SHAPE][6]
     k = r * microbatches + j
+    if net[SHAPE][6] > 1 and node >= parts:
+        # its forwards have all run, so what is freed is not taken again
+        st[AFTER][k] -= net[NET_CHANGE][2 * (node % parts)]
     held[k] += net[NET_CHANGE][2 * (node % parts)] * (1 if node < parts else -1)
     left[k] -= 1
     newest[r] = max(newest[r], j)
@@ -186,6 +196,7 @@ def offer(net: Table, st: Table, rule: Table, r: int, single: int) -> None:
     room = net[LIMIT][r] - level[r]
     now = st[FREE][r]
     weight = 2 * net[SHAPE][5]
+    queueing = net[SHAPE][LINKS] > 0
     key_of[r] = NEVER
     short = False
     for i in range(net[OF_RANK_PTR][r], net[OF_RANK_PTR][r + 1]):
@@ -203,7 +214,11 @@ def offer(net: Table, st: Table, rule: Table, r: int, single: int) -> None:
             if ended[net[NEED][k]] == 0:
                 ready = False
                 break
-            begin = max(begin, end[net[NEED][k]] + net[NEED_LAG][k])
+            if queueing and net[NEED_MESSAGE][k] >= 0:
+                message = net[NEED_MESSAGE][k]
+                begin = max(begin, st[OFF][message] + net[MESSAGE_LATENCY][message])
+            else:
+                begin = max(begin, end[net[NEED][k]] + net[NEED_LAG][k])
         if not ready:
             continue
         if net[NET_START][2 * node + st[FUSED][node]] > room:
@@ -235,6 +250,8 @@ def list_schedule(net: Table, st: Table, rule: Table) -> int:
         done[c] = 0
     for node in range(nodes):
         ended[node] = 0
+    for column in range(ranks, ranks + net[SHAPE][LINKS]):
+        free[column] = 0
     for r in range(ranks):
         free[r] = 0
         level[r] = net[BASE][r]
@@ -259,6 +276,8 @@ def list_schedule(net: Table, st: Table, rule: Table) -> int:
         free[best] = end[node]
         level[best] += net[NET_CHANGE][form]
         ended[node] = 1
+        if net[SHAPE][LINKS] > 0:
+            send(net, st, node, end[node], best)
         done[c] += 1
         st[SEQUENCE][count] = node
         count += 1

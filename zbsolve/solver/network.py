@@ -48,7 +48,10 @@ Table = list[Row]
 
 SHAPE = 0
 """The numbers of nodes N, ranks R, twin classes C and microbatches; 1 if each rank has one chunk and all microbatches
-are alike; the number of pairs of a stage and a microbatch."""
+are alike; the number of pairs of a stage and a microbatch; slices of a sequence; of links on which transfers queue."""
+
+LINKS = 7
+"""Where in SHAPE the last of these stands."""
 
 RANK, TWIN, MATE = range(1, 4)
 """By node; nodes of one twin class run in microbatch order; for B its W, for W its B, else -1."""
@@ -79,12 +82,24 @@ forwards the class of their input gradients, else -1."""
 OF_RANK_PTR, OF_RANK = range(20, 22)
 """The classes of each rank: input gradients first, then forwards, then weight gradients."""
 
+MESSAGE_FROM, MESSAGE_LINK, MESSAGE_BUSY, MESSAGE_LATENCY, SEND_PTR, LINK_LOAD = range(22, 28)
+"""What takes a queueing link: node i sends the messages ``send_ptr[i]:send_ptr[i + 1]``, one after the other; of each
+its sender, its link, how long it takes that, and how much later it is there; by link the sum of what it carries."""
+
+WAIT_MESSAGE, NEED_MESSAGE = range(28, 30)
+"""Beside WAIT_TAIL and NEED: the message that is waited for, -1 where it is no such."""
+
+ROWS = 30
+
 _PART = {Kind.FORWARD: 0, Kind.BACKWARD_INPUT: 1, Kind.BACKWARD_WEIGHT: 2, Kind.BACKWARD: 1}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """What the network is made of: by node, its two forms in rows 0 and 1 where it has two; and all arcs."""
+    """What the network is made of: by node, its two forms in rows 0 and 1 where it has two; and all arcs.
+
+    By arc the message on a queueing link, or -1; of each message sender, link, time on it and latency.
+    """
 
     rank: Int64
     microbatch: Int64
@@ -98,6 +113,8 @@ class _Columns:
     lag: Int64
     base: Int64
     limit: Int64
+    message: Int64
+    sent: NDArray[np.int64]
 
 
 def build_network(problem: Problem) -> NDArray[np.int64]:
@@ -110,6 +127,8 @@ def build_network(problem: Problem) -> NDArray[np.int64]:
     tail, head, lag = c.tail[by_head], c.head[by_head], c.lag[by_head]
     binds = (c.rank[tail] != c.rank[head]) | (lag != 0)
     wait_tail, wait_head, wait_lag = tail[binds], head[binds], lag[binds]
+    message, (sender, link, busy, latency) = c.message[by_head], c.sent
+    links = int(link.max(initial=-1)) + 1
     starts, members = _pointers(c.twin, int(c.twin.max()) + 1), np.lexsort((c.microbatch, c.twin))
     first = members[starts[:-1]]
     partner = np.where(first < parts, c.twin[(first + parts) % nodes], -1)
@@ -118,7 +137,7 @@ def build_network(problem: Problem) -> NDArray[np.int64]:
     visiting = first[first < 3 * parts]
     single = len(visiting) == 3 * len(set(c.rank[visiting].tolist()))
     rows = (
-        [nodes, ranks, len(first), problem.microbatches, single, parts],
+        [nodes, ranks, len(first), problem.microbatches, single, parts, problem.slices, links],
         c.rank,
         c.twin,
         mate,
@@ -138,6 +157,11 @@ def build_network(problem: Problem) -> NDArray[np.int64]:
         partner,
         _pointers(c.rank[first], ranks),
         of_rank,
+        *(sender, link, busy, latency),
+        _pointers(sender, nodes),
+        [int(busy[link == number].sum()) for number in range(links)],
+        message[binds],
+        message,
     )
     table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for row, given in zip(table, rows, strict=True):
@@ -170,6 +194,8 @@ def _split_and_fused(problem: Problem) -> _Columns:
         lag=split.arc_lag_ns,
         base=np.pad(split.base_bytes, (0, networks := len(split.lanes) - split.ranks)),
         limit=np.pad(split.limit_bytes, (0, networks), constant_values=MAX_AMOUNT),
+        message=_messages(split),
+        sent=_sent(split),
     )
 
 
@@ -193,7 +219,23 @@ def _forwards(problem: Problem) -> _Columns:
         lag=np.pad(graph.arc_lag_ns, (0, 2 * parts)),
         base=graph.base_bytes,
         limit=graph.limit_bytes,
+        message=np.pad(_messages(graph), (0, 2 * parts), constant_values=-1),
+        sent=_sent(graph),
     )
+
+
+def _messages(graph: OpGraph) -> Int64:
+    """By arc the number of its message, in the order of `OpGraph.sends`; -1 where it takes no queueing link."""
+    number = np.full(len(graph.arc_tail), -1, dtype=np.int64)
+    number[graph.sends] = np.arange(len(graph.sends))
+    return number
+
+
+def _sent(graph: OpGraph) -> Int64:
+    """Sender, link, time on it and latency of each message, shape (4, messages)."""
+    arcs = graph.sends
+    busy = graph.arc_busy_ns[arcs]
+    return np.stack([_wide(graph.arc_tail[arcs]), _wide(graph.arc_link[arcs]), busy, graph.arc_lag_ns[arcs] - busy])
 
 
 def _wide(column: Any) -> Int64:

@@ -31,10 +31,10 @@ from zbsolve.solver.network import (
     NET_CHANGE,
     NET_DURATION,
     NET_START,
-    OF_RANK,
     OUT,
     OUT_PTR,
     RANK,
+    ROWS,
     SHAPE,
     TWIN,
     WAIT_LAG,
@@ -281,7 +281,7 @@ def _table(
         rows[tails], rows[lags] = arcs.tail[by_head], arcs.lag[by_head]
     rows[OUT_PTR] = np.concatenate([[0], np.cumsum(np.bincount(waits.tail, minlength=total))])
     rows[OUT] = waits.head[np.argsort(waits.tail, kind="stable")]
-    table = np.zeros((OF_RANK + 1, max(map(len, rows.values()))), dtype=np.int64)
+    table = np.zeros((ROWS, max(map(len, rows.values()))), dtype=np.int64)
     for row, given in rows.items():
         table[row][: len(given)] = given
     return table

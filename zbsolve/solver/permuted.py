@@ -1,8 +1,8 @@
-"""Microbatches that differ may run in any sequence: which sequences a published schedule is tried in.
+"""Microbatches that differ may run in any order: which ones a published schedule is tried in.
 
 A published schedule runs microbatches in the order of their numbers. Numbered anew it runs them in
 another: the schedule is made for the problem with its microbatches numbered by a sequence, and then
-each operation gets the number that its microbatch had.
+each operation gets the number that its microbatch had. Sequences in slices change places as a whole.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ def sequences(problem: Problem) -> Iterator[tuple[str, tuple[int, ...]]]:
     Small ones first fill the pipeline fast, large ones first leave small ones for the drain; the
     mountain does both, the valley neither.
     """
-    if problem.microbatch_factors is None:
+    factors, slices = problem.microbatch_factors, problem.slices
+    if factors is None:
         return
-    size = [Fraction(factor) for factor in problem.microbatch_factors]
-    rising = sorted(range(problem.microbatches), key=lambda j: (size[j], j))
-    falling = sorted(range(problem.microbatches), key=lambda j: (-size[j], j))
+    runs = [factors[first : first + slices] for first in range(0, problem.microbatches, slices)]
+    if len(set(runs)) == 1:  # slices that differ, in sequences that are alike
+        return
+    size = [sum(map(Fraction, run), Fraction()) for run in runs]
+    rising = sorted(range(len(runs)), key=lambda j: (size[j], j))
+    falling = sorted(range(len(runs)), key=lambda j: (-size[j], j))
     found = [
         ("small first", rising),
         ("large first", falling),
@@ -41,11 +45,11 @@ def sequences(problem: Problem) -> Iterator[tuple[str, tuple[int, ...]]]:
     ]
     rng = random.Random(0)
     found += [("a random sequence", rng.sample(rising, len(rising))) for _ in range(_RANDOM)]
-    seen = {tuple(range(problem.microbatches))}
+    seen = {tuple(range(len(runs)))}
     for name, sequence in found:
         if tuple(sequence) not in seen:
             seen.add(tuple(sequence))
-            yield name, tuple(sequence)
+            yield name, tuple(j * slices + i for j in sequence for i in range(slices))
 
 
 def renumbered(problem: Problem, sequence: tuple[int, ...]) -> Problem:

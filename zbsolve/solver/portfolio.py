@@ -101,7 +101,19 @@ def plain_rules(case: Case) -> Iterator[Table]:
     for limit in limits:
         for wait in (0.0, 0.5 * unit, 1.0 * unit, _LATE):
             penalty = [wait if c.part == 2 else 0.0 for c in classes]
-            yield new_rule(case.network, penalty, [limit(c.stage) for c in classes], 0.0, True)
+            yield new_rule(case.network, penalty, [_of_class(case, c, limit(c.stage)) for c in classes], 0.0, True)
+
+
+def _of_class(case: Case, c: Class, in_flight: int) -> int:
+    """A limit on whole microbatches in flight as one on those of a class.
+
+    Of sequences in k slices it lets k - 1 slices more in, which come before the first backward; by the order in
+    which backwards come, first slices stay longest.
+    """
+    slices = case.problem.slices
+    if slices == 1 or in_flight >= NEVER:
+        return in_flight
+    return -(-(in_flight + 2 * (slices - 1 - c.microbatch % slices)) // slices)
 
 
 def random_rule(case: Case, classes: Sequence[Class], rng: random.Random) -> Table:
@@ -132,7 +144,7 @@ def random_rule(case: Case, classes: Sequence[Class], rng: random.Random) -> Tab
             most = int(slope * left + offset)
         else:
             most = flat
-        in_flight.append(most + (rng.randint(-waver, waver) if waver else 0))
+        in_flight.append(_of_class(case, c, most + (rng.randint(-waver, waver) if waver else 0)))
     noise = unit * rng.choice((0.0, 0.0, 0.05, 0.2, 0.5))
     return new_rule(case.network, penalty, in_flight, noise, rng.random() < 0.8)
 

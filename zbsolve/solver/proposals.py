@@ -207,7 +207,8 @@ class Proposals:
         )
 
     def _anneal_parts(self) -> AnnealParts | None:
-        if not self.warm or self.pool.case.nodes < _PARTED:
+        # where transfers queue, what happens in a part depends on more of the rest than borders in time can say
+        if not self.warm or self.pool.case.nodes < _PARTED or self.pool.case.queueing:
             return None
         entry = self._good(self.pool.entries)
         return AnnealParts(

@@ -148,6 +148,7 @@ def sizes_worth(problem: Problem) -> tuple[int, ...]:
         not reads(problem)
         or problem.forward_only
         or problem.microbatch_factors
+        or problem.slices > 1
         or problem.microbatches <= _RAMPS * ranks
     ):
         return ()

@@ -73,12 +73,13 @@ def turn_over(case: Case) -> int:
 def small_sizes(case: Case) -> list[int]:
     """Numbers of microbatches of small problems, so that whole turns are missing.
 
-    None where there is no steady part: with several routes, or microbatches that differ.
+    None where there is no steady part: with several routes, or microbatches that differ, as slices do by their place.
     """
     turn, microbatches = turn_over(case), case.problem.microbatches
     wanted = _TIGHT if turn < case.problem.placement.stages else _ROOMY
     sizes = [size * turn + (microbatches - size * turn) % turn for size in wanted]
-    alike = len(case.problem.placement.routes) == 1 and case.problem.microbatch_factors is None
+    problem = case.problem
+    alike = len(problem.placement.routes) == 1 and problem.microbatch_factors is None and problem.slices == 1
     return [size for size in sizes if 4 * size <= 3 * microbatches] if alike else []
 
 
@@ -170,7 +171,7 @@ def carried_over(problem: Problem, order: Order) -> Order | None:
 
     Returns
     -------
-    The best of these; None if it has no loops or does not fit the memory.
+    The best of these; None if it has no loops or does not fit the memory, or sequences are in slices.
 
     Raises
     ------
@@ -178,6 +179,8 @@ def carried_over(problem: Problem, order: Order) -> Order | None:
         If it is no order of the problem with its own number of microbatches.
     """
     present = 1 + max((op.microbatch or 0 for row in order.rows for op in row), default=0)
+    if problem.slices > 1:
+        return None
     case = Case(problem, plain())
     if present > problem.microbatches:
         order = leave_out(order, problem.microbatches)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zbsolve.solver.network import SHAPE, Table
+from zbsolve.solver.network import LINKS, SHAPE, Table
 
 __all__ = ["new_state"]
 
@@ -27,7 +27,7 @@ LEVEL, DURATION, START, CHANGE, FUSED = range(5, 10)
 """Bytes on its rank before each node starts; what each node takes in its present form; whether that is fused."""
 
 END = 10
-"""End of each node; behind them the first start x of each rank."""
+"""End of each node; behind them the first start x of each rank, and of each queueing link."""
 
 DUE, MARK, RANK_MARK, PART, REST = range(11, 16)
 """Nodes to be timed; marks of nodes and ranks in the present move; scratch for the new content of a stretch."""
@@ -47,7 +47,14 @@ BEST_SEQUENCE, BEST_FUSED = range(29, 31)
 TABU_EARLIER, TABU_LATER = range(31, 33)
 """By node: until which step of a tabu search it may not move earlier, or later."""
 
-REG = 33
+OFF, OFF_ORIGIN, AHEAD = range(33, 36)
+"""By message on a queueing link (`zbsolve.solver.queueing`): when it has left the link; the column that hangs on; what
+it waited behind: a message, -1 for nothing, ``-2 - column`` for the release of its link."""
+
+LAST_MESSAGE, KEPT = range(36, 38)
+"""By column: the last message so far; its release before the present move."""
+
+REG = 38
 """Single numbers, at the places below."""
 
 VALUE, BEST, STAMP, PENDING, WRITTEN, RANDOM_1, RANDOM_2, CHAINED, BLOCKS, STEP = range(10)
@@ -57,8 +64,8 @@ random numbers; lengths of the critical chain and of its blocked part; steps of 
 
 def new_state(net: Table, sequence: Any, fused: Any, seed: int) -> Table:
     """An order in motion, of the kind that the network has; `load` fills it."""
-    nodes, ranks = int(net[SHAPE][0]), int(net[SHAPE][1])
-    state: Any = np.zeros((REG + 1, max(nodes + ranks, STEP + 1)), dtype=np.int64)
+    nodes, columns = int(net[SHAPE][0]), int(net[SHAPE][1] + net[SHAPE][LINKS])
+    state: Any = np.zeros((REG + 1, max(nodes + columns, STEP + 1)), dtype=np.int64)
     state[SEQUENCE][:nodes] = sequence
     state[FUSED][:nodes] = fused
     state[REG][RANDOM_1] = 1 + (seed * 1_000_003 + 12_345) % 2_147_483_562

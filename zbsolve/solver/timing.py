@@ -16,6 +16,8 @@ from __future__ import annotations
 from zbsolve.solver.network import (
     BASE,
     LIMIT,
+    LINK_LOAD,
+    LINKS,
     NET_CHANGE,
     NET_DURATION,
     NET_START,
@@ -29,6 +31,7 @@ from zbsolve.solver.network import (
     Row,
     Table,
 )
+from zbsolve.solver.queueing import counts, queueing_critical, queueing_settles, queueing_sweep, shift
 from zbsolve.solver.state import (
     AFTER,
     BEFORE,
@@ -77,6 +80,8 @@ ROUNDS = 6
 def load(net: Table, st: Table, periodic: int) -> int:
     """Set the state up for its `sequence` and `fused`; the value, or -1 if it exceeds the memory."""
     nodes, ranks = net[SHAPE][0], net[SHAPE][1]
+    for link in range(net[SHAPE][LINKS]):
+        st[END][nodes + ranks + link] = 0
     for r in range(ranks):
         st[LAST][r] = nodes + r
         st[FREE][r] = net[BASE][r]
@@ -110,6 +115,9 @@ def load(net: Table, st: Table, periodic: int) -> int:
 def sweep(net: Table, st: Table) -> None:
     """Ends of all nodes under the present first starts, and by node and rank whose first start they hang on."""
     nodes, ranks = net[SHAPE][0], net[SHAPE][1]
+    if net[SHAPE][LINKS] > 0:
+        queueing_sweep(net, st, nodes, -1)
+        return
     end, origin, free, hangs = st[END], st[ORIGIN], st[FREE], st[HANGS]
     for r in range(ranks):
         free[r] = end[nodes + r]
@@ -133,7 +141,7 @@ def sweep(net: Table, st: Table) -> None:
 
 def cycle_mean(net: Table, st: Table, comes_from: Row, length: Row) -> int:
     """The greatest mean, rounded up, of the cycles among paths of given origins and lengths, one a rank."""
-    ranks = net[SHAPE][1]
+    ranks = net[SHAPE][1] + net[SHAPE][LINKS]
     best = 0
     for r in range(ranks):
         st[SEEN][r] = -1
@@ -158,9 +166,10 @@ def cycle_mean(net: Table, st: Table, comes_from: Row, length: Row) -> int:
 def settle(net: Table, st: Table, periodic: int) -> None:
     """Time the present order exactly, from the present first starts on; why it ends: see `zbsolve.simulate`."""
     nodes, ranks = net[SHAPE][0], net[SHAPE][1]
+    columns = ranks + net[SHAPE][LINKS]
     end, last = st[END], st[LAST]
     if periodic == 0:
-        for r in range(ranks):
+        for r in range(columns):
             end[nodes + r] = 0
         sweep(net, st)
         value = 0
@@ -177,19 +186,22 @@ def settle(net: Table, st: Table, periodic: int) -> None:
             work += st[DURATION][node]
             node = st[AFTER][node]
         value = max(value, work)
+    for r in range(ranks, columns):
+        st[RAISED_FROM][r] = -1
+        value = max(value, net[LINK_LOAD][r - ranks])
     while True:
         sweep(net, st)
-        for r in range(ranks):
-            st[PATH_FROM][r] = st[HANGS][r] if last[r] < nodes else -1
+        for r in range(columns):
+            st[PATH_FROM][r] = st[HANGS][r] if counts(net, st, r, 1) else -1
             st[PATH_LENGTH][r] = st[FREE][r] - end[nodes + st[HANGS][r]]
         mean = cycle_mean(net, st, st[PATH_FROM], st[PATH_LENGTH])
         if mean > value:
             value = mean
-            for r in range(ranks):
+            for r in range(columns):
                 st[RAISED_FROM][r] = -1
         moved = 0
-        for r in range(ranks):
-            if last[r] < nodes and st[FREE][r] - value > end[nodes + r]:
+        for r in range(columns):
+            if counts(net, st, r, 1) and st[FREE][r] - value > end[nodes + r]:
                 st[RAISED_FROM][r] = st[PATH_FROM][r]
                 st[RAISED_LENGTH][r] = st[PATH_LENGTH][r]
                 moved = 1
@@ -198,18 +210,20 @@ def settle(net: Table, st: Table, periodic: int) -> None:
         mean = cycle_mean(net, st, st[RAISED_FROM], st[RAISED_LENGTH])
         if mean > value:
             value = mean
-            for r in range(ranks):
+            for r in range(columns):
                 st[RAISED_FROM][r] = -1
         else:
-            for r in range(ranks):
-                if last[r] < nodes and st[FREE][r] - value > end[nodes + r]:
+            for r in range(columns):
+                if counts(net, st, r, 1) and st[FREE][r] - value > end[nodes + r]:
                     end[nodes + r] = st[FREE][r] - value
     st[REG][VALUE] = value
     low = end[nodes]
     for r in range(ranks):
         low = min(low, end[nodes + r])
-    for i in range(nodes + ranks):
+    for i in range(nodes + columns):
         end[i] -= low
+    if columns > ranks:
+        shift(net, st, low)
 
 
 def make_due(st: Table, node: int) -> None:
@@ -276,6 +290,8 @@ def binding(net: Table, st: Table, node: int) -> int:
 def settles_within(net: Table, st: Table, threshold: int, first: int, low: int, high: int, periodic: int) -> int:
     """Time what is due, moving first starts up where that helps; the value, or -1 if beyond the threshold."""
     nodes, ranks = net[SHAPE][0], net[SHAPE][1]
+    if net[SHAPE][LINKS] > 0:
+        return queueing_settles(net, st, threshold, low, high, periodic)
     end, last = st[END], st[LAST]
     retime(net, st, first, low, high)
     for attempt in range(ROUNDS):
@@ -329,6 +345,8 @@ def roll_back(st: Table) -> None:
 def critical(net: Table, st: Table, periodic: int) -> int:
     """Find one chain of nodes that makes the value what it is; 1 if it closes a cycle, so that no x could help."""
     nodes, ranks = net[SHAPE][0], net[SHAPE][1]
+    if net[SHAPE][LINKS] > 0:
+        return queueing_critical(net, st, periodic)
     skip = int(draw(st) * ranks)
     late = -1
     for k in range(ranks):

@@ -119,7 +119,9 @@ def _table(shown: Section, kinds: dict[Kind, int]) -> dict[str, Any]:
             data = [edge for edge in network.edges[node] if not edge.in_row]
             columns["inputs"].append(len(data))
             for edge in data:
-                columns["inputs"] += [number[node] - number[edge.tail], lags(edge.lag_ns)]
+                giver = network.giver(edge.tail)  # where transfers queue, the lag is all that this one took
+                lag = network.end(edge.tail) + edge.lag_ns - network.end(giver)
+                columns["inputs"] += [number[node] - number[giver], lags(lag)]
     return {
         "title": shown.title,
         "by_period": network.by_period,
@@ -147,6 +149,6 @@ def _table(shown: Section, kinds: dict[Kind, int]) -> dict[str, Any]:
                 int(piece.wraps),
             )
         ],
-        "critical": [number[step.node] for step in told.path.steps],
+        "critical": [number[step.node] for step in told.path.steps if step.node in number],
         "bubbles": [[b.pieces[0].rank, b.pieces[0].start_ns, b.length_ns] for b in told.bubbles],
     }

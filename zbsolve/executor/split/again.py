@@ -42,11 +42,11 @@ class Checkpoint:
     ----------
     inputs, keywords, wanted
         As the forward was called.
-    split, finish
+    split, finish, call
         The same.
     """
 
-    __slots__ = ("_cpu", "_devices", "finish", "inputs", "keywords", "split", "wanted")
+    __slots__ = ("_cpu", "_devices", "call", "finish", "inputs", "keywords", "split", "wanted")
 
     def __init__(
         self,
@@ -55,9 +55,10 @@ class Checkpoint:
         wanted: Sequence[bool],
         split: bool,
         finish: Callable[[Any], Any] | None,
+        call: Callable[..., Any] | None = None,
     ) -> None:
         self.inputs, self.keywords, self.wanted = inputs, keywords, list(wanted)
-        self.split, self.finish = split, finish
+        self.split, self.finish, self.call = split, finish, call
         self._cpu = torch.get_rng_state()
         on = {x.device for x in inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
         self._devices = {device: torch.cuda.get_rng_state(device) for device in on}

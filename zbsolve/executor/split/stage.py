@@ -145,6 +145,7 @@ class SplitStage:
         finish: Callable[[Any], Any] | None = None,
         checkpoint: bool = False,
         moves: bool = False,
+        call: Callable[..., Any] | None = None,
     ) -> tuple[Any, ...]:
         """Run the module on one microbatch.
 
@@ -168,6 +169,8 @@ class SplitStage:
         moves
             What autograd saves will be away in host memory for a while: `offload`, `release` and `reload` then come
             before the backward.
+        call
+            Called in the module's place: it calls the module with what it makes of the inputs.
 
         Returns
         -------
@@ -184,7 +187,7 @@ class SplitStage:
             raise RunError(f"{self.name}: forward of {key!r}, which is in flight already")
         wanted = self._wanted(inputs, requires_grad)
         if checkpoint:
-            return self._keep_inputs_alone(key, inputs, keywords, wanted, split, finish)
+            return self._keep_inputs_alone(key, Checkpoint(inputs, keywords, wanted, split, finish, call))
         away = self._moving(inputs) if moves else None
         self._positions = positions_of(inputs)
         # what other stages hold, too, is summed use by use
@@ -196,7 +199,7 @@ class SplitStage:
             with torch.enable_grad(), self._watched(), _NOTHING if away is None else away.saving():
                 entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
                 named = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in (keywords or {}).items()}
-                result = self.module(*entered, **named)
+                result = (call or self.module)(*entered, **named)
                 if finish is not None:
                     result = finish(result)
         finally:
@@ -219,21 +222,14 @@ class SplitStage:
     def _keep_inputs_alone(
         self,
         key: Hashable,
-        inputs: tuple[Any, ...],
-        keywords: Mapping[str, Any] | None,
-        wanted: list[bool],
-        split: bool,
-        finish: Callable[[Any], Any] | None,
+        kept: Checkpoint,
     ) -> tuple[Any, ...]:
         if self._forwards.sharded:
             raise RunError(f"{self.name} is sharded by FSDP and cannot be computed again; solve without recomputation")
         with DRAWING:
-            kept = Checkpoint(inputs, keywords, wanted, split, finish)
             before = kept.versions()
             with nothing_saved(self.name):
-                outputs = self.forward(
-                    key, *inputs, keywords=keywords, requires_grad=wanted, split=False, finish=finish
-                )
+                outputs = self._run_kept(key, kept, split=False)
         del self._flights[key]
         if kept.versions() != before:
             raise RunError(
@@ -255,14 +251,18 @@ class SplitStage:
         if kept is None:
             raise RunError(f"{self.name}: recompute of {key!r}, whose forward has not kept a checkpoint")
         with DRAWING, kept.drawn_again(), as_before(self.module):
-            self.forward(
-                key,
-                *kept.inputs,
-                keywords=kept.keywords,
-                requires_grad=kept.wanted,
-                split=kept.split,
-                finish=kept.finish,
-            )
+            self._run_kept(key, kept, split=kept.split)
+
+    def _run_kept(self, key: Hashable, kept: Checkpoint, *, split: bool) -> tuple[Any, ...]:
+        return self.forward(
+            key,
+            *kept.inputs,
+            keywords=kept.keywords,
+            requires_grad=kept.wanted,
+            split=split,
+            finish=kept.finish,
+            call=kept.call,
+        )
 
     # ---- away in host memory and back
 

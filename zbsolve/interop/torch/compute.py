@@ -15,16 +15,17 @@ import numpy as np
 
 from zbsolve.disk import ensure_writable, write_atomic
 from zbsolve.errors import ProblemError
-from zbsolve.interop.refuse import refuse_other_operations, refuse_replicas
+from zbsolve.interop.refuse import refuse_other_operations, refuse_replicas, refuse_slices
 from zbsolve.interop.torch.cells import LETTERS
 from zbsolve.interop.torch.comms import comms_rows
 from zbsolve.metrics import metrics
-from zbsolve.opgraph import OpGraph
+from zbsolve.opgraph import Int64, OpGraph
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
 from zbsolve.solution import Metrics
 from zbsolve.timetable import Order, TimedOp, Timetable
+from zbsolve.transfers import queued_transfers
 
 __all__ = [
     "FORMAT",
@@ -62,8 +63,23 @@ def merged(timetable: Timetable) -> Order:
     end = start + graph.duration_ns
     moves = end > latest
     moves[graph.arc_tail[start[graph.arc_head] < end[graph.arc_tail] + graph.arc_lag_ns]] = True
+    moves[_before_their_turn(timetable, graph, end)] = True
     apart = {graph.op(node) for node in np.flatnonzero(moves).tolist()}
     return Order(tuple(tuple(_split_again(row, apart)) for row in zip(timetable.rows, rows, strict=True)))
+
+
+def _before_their_turn(timetable: Timetable, graph: OpGraph, end: Int64) -> list[int]:
+    """Nodes that end after what they send has its turn on a queueing link: behind it the others would be late, too."""
+    period = timetable.period_ns if timetable.problem.objective == "period" else None
+    lines = queued_transfers(timetable.problem, timetable.rows, period_ns=period).values()
+    turn = {
+        (sent.tail.stage, sent.tail.microbatch, sent.tail.kind is Kind.FORWARD): sent.start_ns
+        for line in lines
+        for sent in line
+    }
+    tails = graph.arc_tail[graph.sends].tolist()
+    keys = {tail: ((op := graph.op(tail)).stage, op.microbatch, op.kind is Kind.FORWARD) for tail in tails}
+    return [tail for tail in tails if end[tail] > turn[keys[tail]]]
 
 
 def _merged_row(row: tuple[TimedOp, ...]) -> list[TimedOp]:
@@ -157,6 +173,7 @@ def write_torch_csv(
 
 def torch_csv_bytes(timetable: Timetable, name: str, *, csv_format: CsvFormat = "compute_only") -> tuple[bytes, bytes]:
     """The contents of a CSV called `name` and of the file beside it; refuses what `write_torch_csv` does."""
+    refuse_slices(timetable.problem, TOOL)
     refuse_replicas(timetable.problem, TOOL)
     if timetable.problem.forward_only:
         raise ProblemError(

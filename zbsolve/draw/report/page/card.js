@@ -55,6 +55,7 @@ const operationFacts = (table, op) => {
 
 const SENTENCES = {
   data: (t, p) => 'waits for ' + place(t, p.waitsFor),
+  queue: (t, p) => 'the link for what ' + place(t, p.waitsFor) + ' made is busy',
   link: (t, p) => 'what ' + place(t, p.waitsFor) + ' made is on its way',
   memory: (t, p) => opName(t, p.ready) + ' is ready, but does not fit in memory',
   order: (t, p) => opName(t, p.ready) + ' is ready and fits, but the row runs ' + opName(t, p.before) + ' first',

@@ -10,6 +10,7 @@ whatever is split, fused, computed again or moved away, and for the memory limit
 | link-load | any | what a link must carry, where transfers queue |
 | two-phase | one stage a rank, one route | idle time before the first and the last backward |
 | memory-time | the same | bytes x time that microbatches occupy |
+| recompute | the same | that, and the time of computing forwards again that memory cannot keep |
 | relay | the same | a later rank's work inside an earlier rank's span |
 | counting | the same | earliest times of all counts of F, B and W, rank by rank |
 
@@ -25,6 +26,7 @@ from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.bounds.counting import counting, effort
 from zbsolve.bounds.links import link_load
 from zbsolve.bounds.memory_time import memory_time
+from zbsolve.bounds.recomputing import recomputing
 from zbsolve.bounds.relay import relay
 from zbsolve.bounds.single import SingleRank, single_ranks
 from zbsolve.bounds.two_phase import two_phase
@@ -74,6 +76,8 @@ def lower_bounds(problem: Problem, *, most_effort: int = MAX_EFFORT) -> tuple[Bo
         areas = [beside + span if span else 0 for beside, span in spans]
         bounds.append(Bound(max(phases), "two-phase"))
         bounds.append(Bound(max(areas), "memory-time"))
+        redone = [(at + rank.after, recomputing(rank)) for at, rank in zip(ahead, ranks, strict=True)]
+        bounds.append(Bound(max(beside + span if span else 0 for beside, span in redone), "recompute"))
         bounds.append(Bound(relay(ranks, makespan=makespan), "relay"))
         promise = [max(pair) for pair in zip(phases, areas, strict=True)]
         bounds.append(Bound(_count(ranks, promise, most_effort, makespan=makespan), "counting"))

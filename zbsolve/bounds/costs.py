@@ -46,6 +46,8 @@ class Costs:
         What F holds at least; the extra of every operation.
     again_bytes
         What the backward needs of F beyond that, where F may hold a checkpoint alone or be moved away.
+    again_ns
+        What computing F again takes, where that is the one way to hold less; else None.
     down_ns, up_ns
         Lags over the boundary after a stage, of the output and of its gradient; shape (S - 1, m).
     reduce_ns, optimizer_ns
@@ -64,6 +66,7 @@ class Costs:
     held_bytes: Int64
     workspace_bytes: Int64
     again_bytes: Int64
+    again_ns: Int64 | None
     down_ns: Int64
     up_ns: Int64
     reduce_ns: Int64
@@ -276,6 +279,7 @@ def read_costs(problem: Problem) -> Costs:
         held_bytes=held,
         workspace_bytes=-graph.end_bytes[forward],
         again_bytes=whole - held,
+        again_ns=_again_ns(problem),
         down_ns=_lags(graph, forward[:-1], forward[1:]),
         up_ns=_lags(graph, (back := _nodes(graph, _BW if split is None else _B))[1:], back[:-1]),
         reduce_ns=_once(graph, Kind.REDUCE_GRADIENT),
@@ -283,6 +287,14 @@ def read_costs(problem: Problem) -> Costs:
         base_bytes=graph.base_bytes,
         limit_bytes=graph.limit_bytes,
     )
+
+
+def _again_ns(problem: Problem) -> Int64 | None:
+    if "recompute" not in problem.allow or "offload" in problem.allow:
+        return None
+    stages, microbatches = range(problem.placement.stages), range(problem.microbatches)
+    times = [[problem.cost(s, j).recomputing_ns for j in microbatches] for s in stages]
+    return np.asarray(times, dtype=np.int64)
 
 
 def _forwards(graph: OpGraph) -> Costs:
@@ -299,6 +311,7 @@ def _forwards(graph: OpGraph) -> Costs:
         held_bytes=nothing,
         workspace_bytes=graph.start_bytes[forward],
         again_bytes=nothing,
+        again_ns=None,
         down_ns=_lags(graph, forward[:-1], forward[1:]),
         up_ns=nothing[1:],
         reduce_ns=(none := np.zeros((len(forward), graph.ranks), dtype=np.int64)),

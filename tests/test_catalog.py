@@ -59,6 +59,7 @@ def test_the_catalog_says_where_every_schedule_comes_from():
         "dualpipe-v",
         "hanayo",
         "seq-1f1b",
+        "seq-zb-h1",
         "forward-only",
     ]
     for schedule in schedules():

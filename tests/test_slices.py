@@ -250,11 +250,14 @@ def test_tools_that_know_no_slices_refuse_them(tmp_path):
 def test_schedules_of_whole_sequences_refuse_slices():
     taken = set()
     for schedule in schedules():
-        problem = asked(2, 2, 2, forward_only=schedule.name == "forward-only", allow={"split", "fused", "recompute"})
-        if schedule.name in ("naive", "gpipe", "gpipe-recompute", "seq-1f1b", "forward-only"):
+        placement = Placement.looped(2, 2) if schedule.placement == "looped" else Placement.linear(2)
+        problem = uniform(
+            placement, 4, slices=2, forward_only=schedule.name == "forward-only", allow={"split", "fused", "recompute"}
+        )
+        if schedule.family in ("sequential", "breadth-first", "sequence-slices", "forward-only"):
             assert violations(problem, baseline(schedule.name, problem)) == (), schedule.name
             taken.add(schedule.name)
             continue
         with pytest.raises(ScheduleConditionError, match="slices of one; use slices=1, or seq-1f1b"):
             baseline(schedule.name, problem)
-    assert len(taken) == 5
+    assert len(taken) == 8

@@ -248,6 +248,14 @@ class Problem:
         """Which slice of its sequence a microbatch is, from 0."""
         return microbatch % self.slices
 
+    @property
+    def microbatches_in_words(self) -> str:
+        """Their number, and how they make sequences where they are slices."""
+        number = counted(self.microbatches, "microbatch")
+        if self.slices == 1:
+            return number
+        return f"{number} ({counted(self.microbatches // self.slices, 'sequence')} of {self.slices} slices)"
+
     def factor(self, op: Op) -> float:
         """How many times as long as the profile says an operation takes, for reading measured times."""
         assert op.microbatch is not None

@@ -98,6 +98,8 @@ class Solution:
         Which way found it.
     digest
         Of the problem.
+    lost
+        Pieces of the search that were lost, and why: a worker ended, or something raised in it.
     """
 
     timetable: Timetable
@@ -111,6 +113,7 @@ class Solution:
     seed: int
     method: str
     digest: str
+    lost: tuple[str, ...] = ()
 
     def to_dataframe(self) -> pd.DataFrame:
         """The timetable as a pandas data frame, see `Timetable.to_dataframe`."""
@@ -138,6 +141,7 @@ class Solution:
             *([f"recompute  {again}"] if (again := recomputed_in_words(self.timetable)) else []),
             *([f"offload    {away}"] if (away := offloaded_in_words(self.timetable)) else []),
             f"found by   {self.method} in {self.seconds:.1f} s, seed {self.seed}",
+            *(f"lost       {lost}" for lost in self.lost),
         ]
         return "\n".join(lines)
 

@@ -27,7 +27,7 @@ def uniform_for(name, *args, **options):
     """`uniform`, of forwards only, or with recomputation allowed, where the schedule is for that."""
     if name == "gpipe-recompute":
         options.setdefault("allow", frozenset({"split", "fused", "recompute"}))
-    if name == "seq-1f1b":
+    if name.startswith("seq-"):
         _, microbatches, *_ = args
         options.setdefault("slices", next(k for k in (2, 3, microbatches) if microbatches % k == 0))
     return uniform(*args, forward_only=name == "forward-only", **options)

@@ -61,6 +61,17 @@ def test_published_bubble_and_memory(ranks, sequences, slices, forward, backward
     assert peaks == tuple(2 * min(ranks - r + slices - 1, sequences * slices) for r in range(ranks))
 
 
+@settings(max_examples=60, deadline=None)
+@given(RANKS, st.integers(2, 6), SLICES, NS, NS, NS)
+def test_zero_bubble_on_slices(ranks, sequences, slices, forward, backward, weight):
+    weight = min(weight, forward)
+    sequences = max(sequences, ranks)
+    problem = uniform(Placement.linear(ranks), sequences * slices, forward, backward, weight, slices=slices)
+    assert bubble_ns("seq-zb-h1", problem) == (ranks - 1) * (forward + backward - weight)
+    for rank, peak in enumerate(figures("seq-zb-h1", problem).peak_bytes):
+        assert peak <= 2 * min(ranks - rank + slices - 1, sequences * slices) + rank
+
+
 @settings(max_examples=30, deadline=None)
 @given(RANKS, SEQUENCES, SLICES)
 def test_warm_up_and_turns_of_slices(ranks, sequences, slices):
@@ -99,8 +110,8 @@ def test_on_any_costs_it_is_complete_and_keeps_its_memory(data):
         microbatch_factors=tuple(data.draw(st.sampled_from(["1", "1.5", "2"])) for _ in range(slices))
         * problem.microbatches,
     )
-    table = simulate(problem, baseline("seq-1f1b", problem))
-    assert violations(problem, table) == ()
+    for name in ("seq-1f1b", "seq-zb-h1"):
+        assert violations(problem, simulate(problem, baseline(name, problem))) == (), name
 
 
 def test_conditions():
@@ -108,6 +119,8 @@ def test_conditions():
         baseline("seq-1f1b", uniform(Placement.linear(2), 4))
     with pytest.raises(ScheduleConditionError, match="one stage a rank"):
         baseline("seq-1f1b", uniform(Placement.v(2), 4, slices=2))
+    with pytest.raises(ScheduleConditionError, match="lives on B and W being apart"):
+        baseline("seq-zb-h1", uniform(Placement.linear(2), 4, slices=2, allow={"fused"}))
     with pytest.raises(ScheduleConditionError, match="runs forwards only"):
         baseline("seq-1f1b", uniform(Placement.linear(2), 4, slices=2, forward_only=True))
 
@@ -116,6 +129,8 @@ def test_conditions():
 @given(problems(variants=True, recompute=True, most_microbatches=8))
 def test_schedules_that_take_slices_pass_on_any_placement(problem):
     names = ["forward-only"] if problem.forward_only else ["naive", "gpipe", "gpipe-recompute"]
+    if problem.placement.name == "looped" and not problem.forward_only:
+        names += ["looped-bfs", "torch-looped-bfs"]
     for name in names:
         assert violations(problem, simulate(problem, baseline(name, problem))) == (), name
 

@@ -13,6 +13,7 @@ from tests.strategies import random_order
 from zbsolve.catalog import baseline
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.carrying import CarryingStage, carries
+from zbsolve.executor.measure import measure_profile
 from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.split import SplitStage
 from zbsolve.placement import Placement
@@ -62,6 +63,10 @@ def test_seq_1f1b_gives_the_gradients_of_whole_sequences(allow, slices):
     run_exactly(Placement.linear(4), 3, slices, lambda p: baseline("seq-1f1b", p), allow=allow)
 
 
+def test_zero_bubble_on_slices():
+    run_exactly(Placement.linear(4), 3, 3, lambda p: baseline("seq-zb-h1", p), allow=SPLIT)
+
+
 @pytest.mark.parametrize(
     "placement", [Placement.v(2), Placement.looped(2, 3), Placement.bidirectional(2)], ids=["v", "looped", "two routes"]
 )
@@ -106,6 +111,13 @@ def test_stages_without_a_carry_run_slices_as_microbatches_of_their_own():
             (pipes.square_loss(nn.Sequential(*stages)(part), part) / 4).backward()
     for plain, own in pairs(stages, mine):
         torch.testing.assert_close(own.grad, plain.grad, rtol=0, atol=1e-12)
+
+
+def test_a_stage_that_carries_is_measured_on_what_it_is_given():
+    stages = [attention.Block(tokens=attention.TOKENS), attention.Block(logits=attention.TOKENS)]
+    measured = measure_profile(stages, attention.batch(1, 4), attention.loss, repeats=1, warmup=0)
+    assert len(measured.stages) == 2
+    assert all(cost.activation_bytes > 0 for cost in measured.stages)
 
 
 class Number(nn.Module):

@@ -244,6 +244,12 @@ def test_a_failing_model_is_reported_with_its_own_words_and_place():
         measured([nn.Linear(3, 4)], torch.randn(2, 3), loss_fn=lambda output, _: output)
 
 
+def test_a_complex_loss_is_refused_in_one_message():
+    words = r"^the loss function must return a real number, got torch.complex64: take its \.abs\(\) or \.real$"
+    with pytest.raises(InvalidInput, match=words):
+        measured([nn.Linear(3, 4)], torch.randn(2, 3), loss_fn=lambda o, _: torch.complex(o.sum(), o.sum()))
+
+
 @pytest.mark.parametrize(
     ("stages", "inputs", "options", "message"),
     [

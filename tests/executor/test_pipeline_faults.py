@@ -42,11 +42,14 @@ def pipeline(stage, at, what, **options):
     return Pipeline(pipes.timetable(Placement.linear(3), 4), stages, pipes.square_loss, **options), stages
 
 
+@pytest.fixture
 def ours():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("zbsolve")]
+    """The threads of this test's pipelines; those of other tests may wait to be collected."""
+    others = set(threading.enumerate())
+    return lambda: [t for t in threading.enumerate() if t.name.startswith("zbsolve") and t not in others]
 
 
-def test_a_stage_that_raises_is_named_and_everyone_stops():
+def test_a_stage_that_raises_is_named_and_everyone_stops(ours):
     pipe, _ = pipeline(1, 3, fails)
     with pytest.raises(RunError) as caught:
         pipe.step(*pipes.batch(4))
@@ -72,7 +75,7 @@ def test_a_pipeline_goes_on_after_a_failure():
         assert torch.equal(gradient, reference[key])
 
 
-def test_a_failing_backward_is_named():
+def test_a_failing_backward_is_named(ours):
     class Bad(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -88,7 +91,7 @@ def test_a_failing_backward_is_named():
     assert not ours()
 
 
-def test_a_stalled_rank_stops_everyone():
+def test_a_stalled_rank_stops_everyone(ours):
     release = threading.Event()
 
     def stalls(x):
@@ -199,7 +202,7 @@ def test_a_loss_that_is_no_number_is_refused():
         pipe.step(*pipes.batch(2))
 
 
-def test_an_interrupt_stops_everyone(monkeypatch):
+def test_an_interrupt_stops_everyone(monkeypatch, ours):
     pipe, _ = pipeline(0, 1, lambda x: x)
     monkeypatch.setattr(pipe._crew, "_watch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

@@ -373,3 +373,47 @@ class TestVerb:
         assert "Missing argument" in error_of(call("profile", "import", code=2))
         assert "only one file can be standard input" in error_of(call("profile", "import", "-", "-", code=2, given="x"))
         assert call_json("profile", "import", "-", given=table.read_bytes())["stages"]
+
+
+class TestWhatDoesNotGoTogether:
+    def refused(self, files: list[tuple[str, str]], **options: Any) -> str:
+        with pytest.raises((FileFormatError, InvalidInput)) as caught:
+            import_profile([(text.encode(), name) for name, text in files], Given(), **options)
+        return str(caught.value)
+
+    def one(self, *names: str, **about: Any) -> str:
+        events = [event(name, 10 * at, 5) for at, name in enumerate(names)]
+        return json.dumps({"traceEvents": events} | ({"distributedInfo": about} if about else {}))
+
+    def test_a_file_is_given_once(self):
+        text = self.one("F0 of stage 0", "BW0 of stage 0")
+        assert self.refused([("a", text), ("b", text)]) == "b: holds the same as a; give each file once"
+
+    def test_one_trace_of_each_process(self):
+        first = self.one("F0 of stage 0", "BW0 of stage 0", rank=0, world_size=2)
+        again = self.one("BW0 of stage 0", "F0 of stage 0", rank=0, world_size=2)
+        assert "b: is of process 0, as is a; give one trace of each process of one run" in self.refused(
+            [("a", first), ("b", again)]
+        )
+
+    def test_traces_of_one_run(self):
+        first = self.one("F0 of stage 0", "BW0 of stage 0", rank=0, world_size=2)
+        other = self.one("F0 of stage 1", "BW0 of stage 1", rank=1, world_size=4)
+        assert "tells of 4 processes, a of 2: they are of different runs" in self.refused([("a", first), ("b", other)])
+        longer = self.one("F1 of stage 1", "BW1 of stage 1")
+        text = self.refused([("a", self.one("F0 of stage 0", "BW0 of stage 0")), ("b", longer)])
+        assert "b: tells of 2 microbatches, a of 1: they are of different runs" in text
+
+    def test_steps_that_are_left(self):
+        steps = self.one("F0 of stage 0", "BW0 of stage 0", "F0 of stage 0", "BW0 of stage 0")
+        text = self.refused([("a", steps)], reading=Reading(skip_steps=2))
+        assert text == "a: --skip-steps 2 leaves nothing of the 2 steps that were traced"
+        import_profile([(self.one("F0 of stage 0", "BW0 of stage 0").encode(), "a")], Given())  # the only step counts
+
+    def test_options_of_another_tool(self):
+        steps = self.one("F0 of stage 0", "BW0 of stage 0")
+        text = self.refused([("a", steps)], reading=Reading(ranks=4))
+        assert text == "--ranks is for files of zero-bubble, but a is of torch-profiler; leave it out"
+        assert "--placement is for" in self.refused([("a", steps)], reading=Reading(placement="v"))
+        table = "stage,forward_ms,backward_ms\n0,1,2\n"
+        assert "--skip-steps is for" in self.refused([("a", table)], reading=Reading(skip_steps=1))

@@ -71,7 +71,7 @@ def test_cells_that_torch_does_not_write_are_none(text):
         ("0B0,0F0\n", "row 1, cell 1", "0B0 comes before 0F0"),
         ("0F0,0W0,0I0\n", "row 1, cell 2", "0W0 comes before 0I0"),
         ("0F0,,0B0\n0F1,0B1\n", "row 2, cell 1", "0F1: stage 0 is rank 0's, see row 1, cell 1"),
-        ("0F0,0B0\n\n", "row 2", "nothing in this row"),
+        ("0F0,0B0\n\n1F0,1B0\n", "row 2", "nothing in this row"),
         ("0F0,0B0\n2F0,2B0\n", None, "stage 1 has no operation in any row"),
         ("0F0,0F1,0B0\n", "row 1", "0I1 is missing: stage 0 has 1 of 2"),
         ("0F0,0I0\n", "row 1", "0W0 is missing"),
@@ -198,3 +198,9 @@ def test_more_cells_than_any_schedule_has_are_refused_at_once(monkeypatch):
         parse_torch_csv(b"0F0,0F1,0B0,0B1,,\n", "x.csv")
     with pytest.raises(FileFormatError, match="row 2, cell 2: there are more than 4 cells"):
         parse_torch_csv(b"0F0,0F1,0B0\n1F0,(1F1;1B0)OVERLAP_F_B\n", "x.csv")
+
+
+def test_blank_lines_at_the_end_are_no_ranks():
+    plain, blank = (parse_torch_csv(f"0F0,0B0\n1F0,1B0\n{end}".encode(), "x.csv") for end in ("", "\n  \n\n"))
+    assert blank.order == plain.order
+    assert blank.placement.ranks == 2

@@ -9,7 +9,7 @@ from zbsolve.solver import crew as crew_module
 from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.crew import InLine, Processes
-from zbsolve.solver.tasks import Done, Length, Scan
+from zbsolve.solver.tasks import Done, Length, Publish, Scan
 
 
 def scans(count: int, steps: int = 3000) -> list[Scan]:
@@ -121,5 +121,30 @@ def test_without_workers_every_task_is_lost_at_once(monkeypatch):
         assert [find.lost for _, find in heard(crew, 2)] == [True, True]
         crew.submit(scans(1)[0], time.perf_counter() + 60)
         assert [find.lost for _, find in heard(crew, 1)] == [True]
+    finally:
+        crew.end()
+
+
+def test_how_a_worker_ended_is_said():
+    crew = Processes(case(), 1, in_order=False)
+    try:
+        crew.submit(scans(1, steps=10**9)[0], time.perf_counter() + 60)
+        os.kill(crew._workers[0].process.pid, signal.SIGKILL)
+        assert heard(crew, 1)[-1][1].why == "its worker was ended by SIGKILL"
+    finally:
+        crew.end()
+
+
+def test_what_raises_in_a_worker_costs_its_task_alone_and_is_said():
+    crew = Processes(case(), 1, in_order=False)
+    try:
+        worker = crew._workers[0]
+        crew.submit(Publish("no such schedule"), time.perf_counter() + 60)
+        crew.submit(scans(1)[0], time.perf_counter() + 60)
+        raised, fine = (find for _, find in heard(crew, 2) if isinstance(find, Done))
+        assert raised.why.startswith("it raised InvalidInput: ")
+        assert "no such schedule" in raised.why
+        assert not fine.lost
+        assert crew._workers == [worker]
     finally:
         crew.end()

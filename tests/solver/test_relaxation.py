@@ -15,7 +15,7 @@ from zbsolve.placement import Placement
 from zbsolve.problem import Problem
 from zbsolve.profile import Link, Profile, StageCost
 from zbsolve.solution import Bound
-from zbsolve.solver import solve
+from zbsolve.solver import relaxation, solve
 from zbsolve.solver.certificate import verify_bound
 from zbsolve.solver.line import exact_unit, good_unit, read_line
 from zbsolve.solver.line_answers import Limits, ask
@@ -316,6 +316,16 @@ def test_it_stops_at_the_incumbent():
     less = Bound(best.value_ns - 3, "load")
     found = improve_bound(problem, incumbent_ns=best.value_ns, best=less, work_limit=4.0, time_limit_s=20.0)
     assert found.value_ns == best.value_ns
+
+
+def test_asked_outright_of_an_incumbent_that_is_not_the_best_it_still_proves_the_best(monkeypatch):
+    monkeypatch.setattr(relaxation, "_windows", lambda problem, run: iter(()))
+    monkeypatch.setattr(relaxation, "_subsets", lambda problem, run: iter(()))
+    problem = instance("unit-p4-m12", "0.5x")
+    best = improve_bound(
+        problem, incumbent_ns=64_000_000, best=Bound(1, "none"), work_limit=40.0, time_limit_s=100.0, seed=1
+    )
+    assert best == Bound(61_000_000, "rank-subset[0,1,2,3]")
 
 
 def test_units_round_down_and_lose_little():

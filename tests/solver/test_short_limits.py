@@ -81,5 +81,5 @@ def test_what_kills_every_worker_is_not_tried_for_ever():
     for _ in range(20):
         if not director.opening:
             break
-        director.absorb(director.next(), Done(lost=True))
+        director.absorb(director.next(), Done(why="its worker was ended by SIGKILL"))
     assert not director.opening

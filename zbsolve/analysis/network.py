@@ -192,7 +192,7 @@ def _queued(timetable: Timetable, graph: OpGraph) -> tuple[tuple[Sent, ...], tup
 
 
 def _edges(
-    graph: OpGraph, rows: tuple[Int32, ...], links: tuple[tuple[str, tuple[int, ...]], ...]
+    graph: OpGraph, rows: tuple[Int32, ...], links: tuple[tuple[str, tuple[int, ...]], ...] = ()
 ) -> tuple[tuple[Edge, ...], ...]:
     tails, lags, pointers = graph.arc_tail.tolist(), graph.arc_lag_ns.tolist(), graph.pred_ptr.tolist()
     lane = graph.lane.tolist()

@@ -2,13 +2,14 @@
 
 F0 F1 F2 f0 f1 f2 .. bw0 bw1 bw2 BW0 BW1 BW2      f, bw: the rank's second stage
 
-torch's class runs the backwards of every stage last in, first out.
+torch's class runs the backwards of every stage last in, first out, which slices of sequences can do as well; the
+published order takes sequences as they are numbered, and of each the last slice first.
 """
 
 from __future__ import annotations
 
 from zbsolve.catalog.conditions import require_looped
-from zbsolve.catalog.schedule import Member, Schedule, backward, ordered
+from zbsolve.catalog.schedule import Member, Schedule, backward, backward_turns, ordered
 from zbsolve.ops import Kind, Op
 from zbsolve.problem import Problem
 from zbsolve.timetable import Order
@@ -19,7 +20,7 @@ __all__ = ["MEMBERS"]
 def _breadth_first(problem: Problem, name: str, *, last_in_first_out: bool) -> Order:
     lap, _ = require_looped(problem, name, whole=False)
     stages, forwards = range(problem.placement.stages), range(problem.microbatches)
-    backwards = forwards[::-1] if last_in_first_out else forwards
+    backwards = forwards[::-1] if last_in_first_out else tuple(backward_turns(problem))
     rows: dict[int, list[Op]] = {rank: [] for rank in lap}
     for stage in stages:
         rows[lap[stage % len(lap)]] += [Op(Kind.FORWARD, stage, microbatch) for microbatch in forwards]
@@ -64,6 +65,7 @@ MEMBERS = (
             needs="several stages a rank, in laps; memory for all microbatches",
         ),
         looped_bfs,
+        slices=True,
     ),
     Member(
         Schedule(
@@ -74,5 +76,6 @@ MEMBERS = (
             needs="several stages a rank, in laps; memory for all microbatches",
         ),
         torch_looped_bfs,
+        slices=True,
     ),
 )

@@ -33,6 +33,7 @@ def problem_fields(problem: Problem) -> dict[str, object]:
         "ranks": problem.placement.ranks,
         "stages": problem.placement.stages,
         "microbatches": problem.microbatches,
+        **({"slices": problem.slices} if problem.slices > 1 else {}),
         "placement": problem.placement.name,
     }
 
@@ -104,9 +105,7 @@ def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None, p
         rows.append(("schedule", published))
     name = problem.profile.name
     stages, ranks = counted(problem.placement.stages, "stage"), counted(problem.placement.ranks, "rank")
-    slices = f" ({counted(problem.microbatches // problem.slices, 'sequence')} of {problem.slices} slices)"
-    sliced = slices if problem.slices > 1 else ""
-    asked = f"{counted(problem.microbatches, 'microbatch')}{sliced}, {stages} on {ranks}"
+    asked = f"{problem.microbatches_in_words}, {stages} on {ranks}"
     rows.append(("problem", f"{name + ': ' if name else ''}{asked} ({problem.placement.name})"))
     if proof is not None and published is None:
         rows.append(("status", proof.status))

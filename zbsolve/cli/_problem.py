@@ -174,6 +174,11 @@ def _placement(text: str, stages: int, ranks: int | None, chunks: int | None) ->
         chunks = _divided(stages, ranks, "rank")
     if ranks is None:
         ranks = _divided(stages, chunks, "chunk")
+    if text == "bidirectional" and ranks != stages:
+        raise click.UsageError(
+            f"--placement bidirectional has as many stages as ranks, each stage on two of them: the profile has "
+            f"{counted(stages, 'stage')}, --ranks says {ranks}; leave --ranks out, or give a profile of {ranks} stages."
+        )
     if ranks * chunks != stages:
         raise click.UsageError(
             f"the profile has {counted(stages, 'stage')}, but {counted(ranks, 'rank')} with "

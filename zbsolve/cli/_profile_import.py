@@ -38,17 +38,13 @@ def import_options(verb: Verb) -> Verb:
     @click.option(
         "--skip-steps",
         type=click.IntRange(0, 10**6),
-        default=1,
-        show_default=True,
-        help="torch-profiler: first steps that do not count.",
+        help="torch-profiler: first steps that do not count; default 1, if there are more.",
     )
     @click.option("--ranks", type=click.IntRange(1, 4096), help="zero-bubble: pipeline ranks.")
     @click.option(
         "--placement",
         type=click.Choice(["v", "looped"]),
-        default="v",
-        show_default=True,
-        help="zero-bubble: where several chunks lie.",
+        help="zero-bubble: where several chunks lie; default v.",
     )
     @click.option("--latency", metavar="TIME", help="Of a transfer, such as 600us.")
     @click.option("--bandwidth", metavar="SIZE", help="Of a link a second, such as 25GB.")

@@ -41,6 +41,7 @@ def progress_on_stderr(out: Output) -> Iterator[Callable[[Progress], None] | Non
     shown: tuple[str, str, str] | None = None
     told_at = -every
     waiting: Progress | None = None
+    lost = 0
 
     def tell(progress: Progress) -> None:
         nonlocal shown, told_at, waiting
@@ -49,8 +50,17 @@ def progress_on_stderr(out: Output) -> Iterator[Callable[[Progress], None] | Non
         with suppress(OSError):  # a search goes on where nobody reads of its progress any more
             click.echo(f"{start}  {inert(describe(progress))}{end}", err=True, nl=False)
 
+    def tell_lost(progress: Progress) -> None:
+        nonlocal lost
+        for what in progress.lost[lost:]:
+            with suppress(OSError):
+                line = f"{progress.seconds:.1f} s  lost: {inert(what)}; the search goes on"
+                click.echo(f"{ERASE_LINE if live else ''}{line}", err=True)
+        lost = len(progress.lost)
+
     def listen(progress: Progress) -> None:
         nonlocal waiting
+        tell_lost(progress)
         if _figures(progress) == shown:
             waiting = None
         elif progress.seconds - told_at < every:

@@ -126,6 +126,9 @@ def _layers(ctx: click.Context, option: click.Parameter, text: str | None) -> tu
     if text is None:
         return None
     if not _COUNTS.fullmatch(text):
+        if re.fullmatch(r"\d+(,\d+)*", text, re.ASCII):
+            shown = text if len(text) <= 30 else f"{text[:30]}..."
+            raise click.BadParameter(f"{shown}: a stage has fewer than 1000000 layers, a model at most 4096 stages.")
         raise click.BadParameter(f"{text!r} is no list of layers, one number a stage, such as 3,4,4,3.")
     return tuple(map(int, text.split(",")))
 

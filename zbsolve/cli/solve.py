@@ -27,7 +27,11 @@ ROBUST = ("within", "jitter", "trials", "iterations")
 @click.argument("profile", type=FILE)
 @problem_options()
 @search_options
-@click.option("--robust", is_flag=True, help="Choose, of what the search met, what has the best p95 under jitter.")
+@click.option(
+    "--robust",
+    is_flag=True,
+    help="Choose, of what the search met, what has the best p95 under jitter; not with --recompute.",
+)
 @share_option("--within", default="1%", what="With --robust: how much worse than the best it may be without jitter.")
 @jitter_options("5%", what="With --robust: how much durations vary, or as much as was measured.")
 @click.option(

@@ -89,7 +89,7 @@ LIMIT = "#A50F2D"
 
 CAUSE = {
     Cause.DATA: ("#8FA3B8", "#6C8097"),
-    Cause.QUEUE: ("#C4661F", "#E8925A"),
+    Cause.QUEUE: ("#003C5A", "#E8925A"),
     Cause.LINK: ("#2A9D8F", "#3DBFAF"),
     Cause.MEMORY: ("#B3123B", "#F2506E"),
     Cause.ORDER: ("#7B4FB5", "#B79BFF"),

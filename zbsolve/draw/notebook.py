@@ -66,7 +66,7 @@ def _asked(timetable: Timetable) -> str:
     problem = timetable.problem
     where = problem.placement
     return (
-        f"{counted(problem.microbatches, 'microbatch')}, {counted(where.stages, 'stage')} on "
+        f"{problem.microbatches_in_words}, {counted(where.stages, 'stage')} on "
         f"{counted(where.ranks, 'rank')} ({clean(where.name)})"
     )
 

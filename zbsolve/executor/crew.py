@@ -6,23 +6,24 @@
     rank 0        step 0, step 1, ...
     rank 1        step 0, step 1, ...
 
-The caller looks several times a second whether an operation runs longer than it may. The first
-failure wakes all ranks that wait; one that is stuck inside an operation is left behind, for threads
-cannot be ended.
+The threads stay from call to call. The caller looks several times a second whether an operation runs
+longer than it may. The first failure wakes all ranks that wait and ends the threads; one that is stuck
+inside an operation is left behind, for threads cannot be ended.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
 from zbsolve.errors import RunError
+from zbsolve.executor.hands import Hands, Task
 from zbsolve.executor.patience import Patience
 from zbsolve.executor.rank import Rank, RankFailure
 from zbsolve.executor.story import blamed, told
@@ -57,7 +58,12 @@ class Crew:
         self.torn = False
         self._transport = transport
         self._patience = patience
-        self._stuck: list[threading.Thread] = []
+        self._hands = Hands()
+        self._stuck: list[Task] = []
+
+    def close(self) -> None:
+        """No call will follow."""
+        self._hands.close()
 
     @contextmanager
     def call(self, kind: str, **same: str) -> Iterator[None]:
@@ -96,11 +102,8 @@ class Crew:
                 done.put(rank.number)
 
         threads = {
-            rank.number: threading.Thread(target=thread, args=(rank,), name=f"zbsolve rank {rank.number}", daemon=True)
-            for rank in self.ranks
+            rank.number: self._hands.start(f"zbsolve rank {rank.number}", partial(thread, rank)) for rank in self.ranks
         }
-        for started in threads.values():
-            started.start()
         try:
             self._watch(set(threads), done)
         except BaseException:
@@ -139,16 +142,16 @@ class Crew:
                     rank.endpoint.failed(self._patience.complaint(rank.doing(), now - since[rank.number][1]))
                     return
 
-    def _join(self, threads: dict[int, threading.Thread]) -> None:
+    def _join(self, threads: dict[int, Task]) -> None:
         deadline = time.monotonic() + GRACE_S
         for thread in threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _recover(self, threads: dict[int, threading.Thread]) -> None:
+    def _recover(self, threads: dict[int, Task]) -> None:
         self._stuck = [thread for thread in threads.values() if thread.is_alive()]
-        if self._stuck:
-            return
-        self._restart()
+        self._hands.close(thread for thread in threads.values() if not thread.is_alive())
+        if not self._stuck:
+            self._restart()
 
     def _restart(self) -> None:
         self._transport.reset(self._tag)

@@ -28,9 +28,10 @@ class KeptBuffers:
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        owners = {id(inner): inner for module in modules for inner in module.modules()}
-        self._names = [(owner, dict(owner._buffers)) for owner in owners.values()]
-        tensors = {id(b): b for _, names in self._names for b in names.values() if b is not None}
+        # those without buffers, too: they may have come by one when this is put back
+        self._owners = [inner for module in modules for inner in module.modules()]
+        self._names = {id(owner): dict(owner._buffers) for owner in self._owners if owner._buffers}
+        tensors = {id(b): b for names in self._names.values() for b in names.values() if b is not None}
         self._values = [(b, b.detach().clone()) for b in tensors.values()]
 
     def put_back(self) -> None:
@@ -42,9 +43,11 @@ class KeptBuffers:
             else:
                 # resized in place
                 tensor.data = values.clone()
-        for owner, names in self._names:
-            owner._buffers.clear()
-            owner._buffers.update(names)
+        for owner in self._owners:
+            names = self._names.get(id(owner), {})
+            if names or owner._buffers:
+                owner._buffers.clear()
+                owner._buffers.update(names)
 
 
 class KeptRandomState:

@@ -259,6 +259,7 @@ class Pipeline:
             If another rank has failed meanwhile, or waits for this one in a call that it has not made.
         """
         self._closed = True
+        self._crew.close()
         self.transport.close()
 
     def __enter__(self) -> Pipeline:
@@ -271,6 +272,7 @@ class Pipeline:
                 rank.endpoint.failed(told(error))
             self.transport.abort()
         self._closed = True
+        self._crew.close()
         self.transport.close(quietly=error is not None)
 
     def _refuse_closed(self) -> None:

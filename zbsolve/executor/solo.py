@@ -57,6 +57,9 @@ class Solo:
             self._kind = kind
             yield
 
+    def close(self) -> None:
+        """No call will follow."""
+
     torn = False
 
     def restored(self) -> None:

@@ -99,6 +99,10 @@ class StageWork:
             refuse_coroutine(loss, "the loss function returned")
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                 raise InvalidInput("the loss function must return a tensor with one element")
+            if loss.is_complex():
+                raise InvalidInput(
+                    f"the loss function must return a real number, got {loss.dtype}: take its .abs() or .real"
+                )
             return loss.reshape(()) if loss.dim() else loss
 
         return finish

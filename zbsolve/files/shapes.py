@@ -179,7 +179,10 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
 
 
 class SolverShape(_Shape, frozen=True, kw_only=True):
-    """What the solver claims; the gap is null where the bound is 0. Wall time stands last."""
+    """What the solver claims; the gap is null where the bound is 0. Wall time stands last.
+
+    `lost` tells of pieces of the search whose worker ended or that raised, and is written where there are any.
+    """
 
     status: Literal["optimal", "feasible"]
     objective: Literal["period", "makespan"]
@@ -194,6 +197,7 @@ class SolverShape(_Shape, frozen=True, kw_only=True):
     method: Name
     seed: int
     digest: Name
+    lost: list[Name] | UnsetType = UNSET
     seconds: float
 
 

@@ -40,7 +40,7 @@ class SolverRecord:
 
     Parameters
     ----------
-    status, objective, value_ns, lower_bound_ns, bound, gap, method, seed, digest, seconds
+    status, objective, value_ns, lower_bound_ns, bound, gap, method, seed, digest, lost, seconds
         As in `Solution`; the gap is infinite where the bound is 0.
     period_ns, makespan_ns, bubble, peak_bytes
         As in `Metrics`.
@@ -59,6 +59,7 @@ class SolverRecord:
     method: str
     seed: int
     digest: str
+    lost: tuple[str, ...] = ()
     seconds: float
 
     @classmethod
@@ -78,6 +79,7 @@ class SolverRecord:
             method=solution.method,
             seed=solution.seed,
             digest=solution.digest,
+            lost=solution.lost,
             seconds=round(solution.seconds, 3),
         )
 
@@ -136,6 +138,7 @@ def solution_of(timetable: Timetable, record: SolverRecord) -> Solution:
         seed=record.seed,
         method=record.method,
         digest=record.digest,
+        lost=record.lost,
     )
 
 
@@ -184,6 +187,8 @@ def _problem_to_plain(problem: Problem) -> dict[str, Any]:
 
 def _record_to_plain(record: SolverRecord) -> dict[str, Any]:
     plain = {field.name: getattr(record, field.name) for field in fields(record)}
+    if not record.lost:
+        del plain["lost"]
     return plain | {
         "gap": record.gap if math.isfinite(record.gap) else None,
         "peak_bytes": list(record.peak_bytes),
@@ -278,4 +283,5 @@ def _record(shape: shapes.SolverShape, problem: Problem, name: object) -> Solver
         )
     values["gap"] = math.inf if shape.gap is None else shape.gap
     values["peak_bytes"] = tuple(shape.peak_bytes)
+    values["lost"] = () if shape.lost is UNSET else tuple(shape.lost)
     return SolverRecord(**values)

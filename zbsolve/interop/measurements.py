@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from zbsolve.errors import FileFormatError
+from zbsolve.errors import FileFormatError, InvalidInput
 from zbsolve.interop.nsight import header_of, read_nsight
 from zbsolve.interop.samples import Given, Samples, merged_samples, profile_of
 from zbsolve.interop.stage_csv import read_stage_csv
 from zbsolve.interop.text import GZIP, unpacked
-from zbsolve.interop.torch_profiler import read_torch_profiler
+from zbsolve.interop.torch_profiler import read_torch_profiler, refuse_other_runs
 from zbsolve.interop.zero_bubble import MARK, read_zero_bubble_log
 from zbsolve.profile import Profile
 
@@ -30,14 +31,14 @@ class Reading:
     Parameters
     ----------
     skip_steps
-        torch-profiler: steps at the beginning that do not count.
+        torch-profiler: steps at the beginning that do not count; None is the first, if there are more.
     ranks, placement
-        zero-bubble: pipeline ranks, and where several chunks lie.
+        zero-bubble: pipeline ranks, and where several chunks lie; None is a V.
     """
 
-    skip_steps: int = 1
+    skip_steps: int | None = None
     ranks: int | None = None
-    placement: Literal["v", "looped"] = "v"
+    placement: Literal["v", "looped"] | None = None
 
 
 def tool_of(data: bytes, name: object) -> Tool:
@@ -90,21 +91,41 @@ def import_profile(
     FileFormatError
         If a file is not what it should be, or the files leave out a stage.
     InvalidInput
-        If what was given does not fit.
+        If what was given does not fit, or is for files of another tool.
     """
     reading = reading or Reading()
+    _refuse_twice(files)
     tools = {tool or tool_of(data, name) for data, name in files}
     names = ", ".join(str(name) for _, name in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
     if len(tools) > 1:
         raise FileFormatError(names, f"files of several tools: {', '.join(sorted(tools))}; give those of one")
-    return profile_of(_read(tools.pop(), files, names, reading), given, names)
+    read = tools.pop()
+    for option, its, value in (
+        ("ranks", "zero-bubble", reading.ranks),
+        ("placement", "zero-bubble", reading.placement),
+        ("skip-steps", "torch-profiler", reading.skip_steps),
+    ):
+        if value is not None and read != its:
+            raise InvalidInput(f"--{option} is for files of {its}, but {names} is of {read}; leave it out")
+    return profile_of(_read(read, files, names, reading), given, names)
+
+
+def _refuse_twice(files: Sequence[tuple[bytes, object]]) -> None:
+    seen: dict[bytes, object] = {}
+    for data, name in files:
+        content = hashlib.sha256(data).digest()
+        if content in seen:
+            raise FileFormatError(name, f"holds the same as {seen[content]}; give each file once")
+        seen[content] = name
 
 
 def _read(tool: Tool, files: Sequence[tuple[bytes, object]], names: str, reading: Reading) -> Samples:
     if tool == "zero-bubble":  # a rank may have a log of its own
         together = b"\n".join(unpacked(data, name) for data, name in files)
-        return read_zero_bubble_log(together, names, ranks=reading.ranks, placement=reading.placement)
+        return read_zero_bubble_log(together, names, ranks=reading.ranks, placement=reading.placement or "v")
     if tool == "torch-profiler":
-        return merged_samples([read_torch_profiler(data, n, skip_steps=reading.skip_steps) for data, n in files])
+        parts = [read_torch_profiler(data, n, skip_steps=reading.skip_steps) for data, n in files]
+        refuse_other_runs(parts, [name for _, name in files])
+        return merged_samples(parts)
     read = read_nsight if tool == "nsight" else read_stage_csv
     return merged_samples([read(unpacked(data, name), name) for data, name in files])

@@ -42,6 +42,10 @@ class Samples:
         What has measured.
     notes
         What a reader should know.
+    rank, ranks
+        Which process of how many has measured, if that is told.
+    microbatches
+        How many were seen, if that is told.
     """
 
     durations: Mapping[tuple[int, Kind], Sequence[int]]
@@ -49,6 +53,9 @@ class Samples:
     latency_ns: int | None = None
     tool: str
     notes: tuple[str, ...] = ()
+    rank: int | None = None
+    ranks: int | None = None
+    microbatches: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,20 +15,21 @@ The first step is cold and left out where there are more.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zbsolve.errors import FileFormatError
+from zbsolve.errors import FileFormatError, InvalidInput
 from zbsolve.interop.ranges import Named, operation_of
 from zbsolve.interop.samples import Samples
 from zbsolve.interop.text import json_of
 from zbsolve.ops import Kind
 from zbsolve.units import MAX_AMOUNT, counted
 
-__all__ = ["read_torch_profiler"]
+__all__ = ["read_torch_profiler", "refuse_other_runs"]
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "hip_runtime")
@@ -65,7 +66,7 @@ class _Kernel:
     device: object
 
 
-def read_torch_profiler(data: bytes, name: object, *, skip_steps: int = 1) -> Samples:
+def read_torch_profiler(data: bytes, name: object, *, skip_steps: int | None = None) -> Samples:
     """Read one trace, of one rank or of several.
 
     Parameters
@@ -75,14 +76,17 @@ def read_torch_profiler(data: bytes, name: object, *, skip_steps: int = 1) -> Sa
     name
         What messages call it.
     skip_steps
-        Steps at the beginning that do not count, if there are more.
+        Steps at the beginning that do not count; None is the first, if there are more.
 
     Raises
     ------
     FileFormatError
         If it is no trace, or has no range of an operation.
+    InvalidInput
+        If no step would be left.
     """
-    events = _events(json_of(data, name), name)
+    tree = json_of(data, name)
+    events = _events(tree, name)
     ranges: list[tuple[_Range, Named]] = []
     operators: dict[tuple[object, object], list[int]] = defaultdict(list)
     launches: list[_Launch] = []
@@ -123,11 +127,58 @@ def read_torch_profiler(data: bytes, name: object, *, skip_steps: int = 1) -> Sa
     for starts in operators.values():
         starts.sort()
     worked = _Worked(ranges, operators, [launch for launch in launches if launch.which in kernels], kernels)
-    durations = _durations(ranges, worked, skip_steps)
+    steps = max(Counter(found for _, found in ranges).values())
+    if skip_steps is not None and skip_steps >= steps:
+        raise InvalidInput(
+            f"{name}: --skip-steps {skip_steps} leaves nothing of the {counted(steps, 'step')} that were traced"
+        )
+    durations = _durations(ranges, worked, 1 if skip_steps is None else skip_steps)
     notes = []
     if together:
         notes.append(f"{counted(together, 'pair')} of operations that ran together are left out")
-    return Samples(durations=durations, tool="torch's profiler", notes=tuple(notes))
+    rank, ranks = _process(tree)
+    return Samples(
+        durations=durations,
+        tool="torch's profiler",
+        notes=tuple(notes),
+        rank=rank,
+        ranks=ranks,
+        # what ran in pairs is left out, and may have been the last
+        microbatches=None if together else 1 + max(found.microbatch for _, found in ranges),
+    )
+
+
+def _process(tree: Any) -> tuple[int | None, int | None]:
+    """Rank and number of the processes, where the trace tells them."""
+    about = tree.get("distributedInfo") if isinstance(tree, dict) else None
+    told = [about.get(key) for key in ("rank", "world_size")] if isinstance(about, dict) else [None, None]
+    rank, ranks = (value if type(value) is int else None for value in told)
+    return rank, ranks
+
+
+def refuse_other_runs(parts: Sequence[Samples], names: Sequence[object]) -> None:
+    """Refuse traces that cannot be of one run, or are of one process.
+
+    Raises
+    ------
+    FileFormatError
+        Naming two of them.
+    """
+    for (at, one), (also, other) in itertools.combinations(enumerate(parts), 2):
+        if one.rank is not None and one.rank == other.rank:
+            raise FileFormatError(
+                names[also], f"is of process {other.rank}, as is {names[at]}; give one trace of each process of one run"
+            )
+        for what, here, there in (
+            ("process", one.ranks, other.ranks),
+            ("microbatch", one.microbatches, other.microbatches),
+        ):
+            if here is not None and there is not None and here != there:
+                plural = "processes" if what == "process" else "microbatches"
+                raise FileFormatError(
+                    names[also],
+                    f"tells of {there} {plural}, {names[at]} of {here}: they are of different runs; give those of one",
+                )
 
 
 def _durations(

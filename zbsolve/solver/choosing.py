@@ -76,6 +76,7 @@ class _Choosing:
         self.chosen = Choice()
         self.order_of: dict[Choice, Order] = {}
         self.interrupted = False
+        self.lost: tuple[str, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -145,6 +146,7 @@ class _Choosing:
             )
         except (Infeasible, NothingFound):
             return
+        self.lost += solution.lost
         order = solution.timetable.order
         self.order_of.setdefault(chosen, order)
         before = None if self.best is None else self.best[0]
@@ -158,12 +160,24 @@ class _Choosing:
         if tell is None:
             return None
 
+        before, known = self.lost, 0
+
         def told(progress: Progress) -> None:
-            if self.best is None or progress.value_ns < self.best[0]:
-                bound = self.bound
+            nonlocal known
+            if self.best is None or progress.value_ns < self.best[0] or len(progress.lost) > known:
+                bound, known = self.bound, len(progress.lost)
                 gap = relative_gap(progress.value_ns, bound.value_ns)
                 seconds = time.perf_counter() - self.started
-                tell(replace(progress, seconds=seconds, lower_bound_ns=bound.value_ns, bound=bound.name, gap=gap))
+                tell(
+                    replace(
+                        progress,
+                        seconds=seconds,
+                        lower_bound_ns=bound.value_ns,
+                        bound=bound.name,
+                        gap=gap,
+                        lost=before + progress.lost,
+                    )
+                )
 
         return told
 
@@ -213,4 +227,5 @@ def solve_choosing(
         seed=seed,
         method=method,
         digest=problem.digest,
+        lost=search.lost,
     )

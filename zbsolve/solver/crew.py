@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,9 @@ __all__ = ["Crew", "InLine", "Processes"]
 
 _GRACE_S = 2.0
 """How long after its end a task may still report before its worker is given up."""
+
+_LAST_BREATH_S = 1.0
+"""How long a worker whose end was noticed may take to be gone, so that it can be told how it ended."""
 
 _REPLACED = 8
 """Workers that may be replaced in one solve; where they keep dying the machine has a reason."""
@@ -127,6 +131,24 @@ class _Worker:
         self.process.kill()
         self._outbox.put(None)
 
+    def bury_with_reason(self) -> str:
+        """End and bury it; why it had to be."""
+        late = self.ended
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_LAST_BREATH_S)
+        unreadable = self.process.poll() is None
+        self.end()
+        self.bury()
+        if late:
+            return "its worker did not come back in time"
+        if unreadable:
+            return "what its worker wrote could not be read"
+        code = self.process.returncode
+        if code >= 0:
+            return f"its worker ended with exit code {code}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return f"its worker was ended by {name}"
+
     def bury(self) -> None:
         for thread in self._threads:
             thread.join()
@@ -182,7 +204,7 @@ class Processes:
     def _dispatch(self) -> None:
         if not self._workers:
             while self._waiting:
-                self._note(self._waiting.popleft()[0], Done(lost=True))
+                self._note(self._waiting.popleft()[0], Done(why="no worker is left for it"))
         for worker in self._workers:
             if worker.task is None and not worker.ended and self._waiting:
                 number, task, until = self._waiting.popleft()
@@ -226,8 +248,7 @@ class Processes:
         """Bury a dead worker, call its task lost, and start another in its place."""
         if worker not in self._workers:
             return
-        worker.end()
-        worker.bury()
+        why = worker.bury_with_reason()
         lost, at = worker.task, self._workers.index(worker)
         self._replaced += 1
         if self._replaced <= _REPLACED:
@@ -235,7 +256,7 @@ class Processes:
         else:
             del self._workers[at]
         if lost is not None:
-            self._note(lost, Done(lost=True))
+            self._note(lost, Done(why=why))
 
     def end(self) -> None:
         """See `Crew`."""

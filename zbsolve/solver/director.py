@@ -65,12 +65,13 @@ class Arm:
 
 @dataclass(slots=True)
 class Pending:
-    """A task under way; `opens`: it is done whatever the time."""
+    """A task under way, and the line of what it finds; `opens`: it is done whatever the time."""
 
     arm: Arm
     task: Task
     work: float
     began: float
+    line: int | None = None
     gain: float = 0.0
     opens: bool = False
 
@@ -123,8 +124,6 @@ class Director:
                 arm.floor *= min(1.0, SETTLED / pool.case.nodes)
             elif arm.name == "list scheduler, tuned rule":
                 arm.floor *= min(3.0, max(1.0, pool.case.nodes / SETTLED))
-            elif arm.name == "annealing, part of an order":
-                arm.floor *= min(1.0, pool.case.nodes / SETTLED)
 
     def open_with(self, tasks: Iterable[Task]) -> None:
         """Hand these out before anything else."""
@@ -152,7 +151,8 @@ class Director:
                 length: Length = getattr(task, "length", Length())
                 work = float((length.seconds if length.steps is None else length.steps) or 0)
                 arm.work += work
-                return Pending(arm, task, work, time.perf_counter())
+                line: int = getattr(task, "line", 0) or self.pool.new_line()
+                return Pending(arm, task, work, time.perf_counter(), line)
         return None
 
     def absorb(self, pending: Pending, find: Find) -> None:
@@ -161,7 +161,7 @@ class Director:
         if isinstance(find, Found):
             before = incumbent.value_ns
             incumbent.arm = pending.arm.name
-            self.pool.add(find.value_ns, find.sequence, find.fused, find.method or pending.arm.name)
+            self.pool.add(find.value_ns, find.sequence, find.fused, find.method or pending.arm.name, pending.line)
             if incumbent.value_ns < before:
                 pending.gain += before / incumbent.value_ns - 1
         elif isinstance(find, Bounded):
@@ -173,6 +173,8 @@ class Director:
         elif isinstance(find, Tuned):
             self.proposals.learn(find)
         elif isinstance(find, Done):
+            if find.lost:
+                incumbent.miss(pending.arm.name, find.why)
             if find.lost and pending.opens and self._opening.lost < _LOST:
                 self._first.append(pending.task)
             self.budget.spend(find.steps)

@@ -347,4 +347,5 @@ def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int,
         seed=seed,
         method=incumbent.method,
         digest=problem.digest,
+        lost=incumbent.lost,
     )

@@ -12,6 +12,10 @@ from zbsolve.timetable import Order
 __all__ = ["Incumbent", "Progress"]
 
 
+_MOST_LETTERS = 200
+"""Of what is told of a lost task, as many as a file takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What is known at one moment of a solve.
@@ -32,6 +36,8 @@ class Progress:
         The name of what proves the bound.
     arm
         What the search has just done, or begins to do.
+    lost
+        Which tasks were lost so far, and why: their worker ended, did not come back, or they raised.
     """
 
     seconds: float
@@ -41,6 +47,7 @@ class Progress:
     method: str
     bound: str
     arm: str = ""
+    lost: tuple[str, ...] = ()
 
 
 class Incumbent:
@@ -65,6 +72,7 @@ class Incumbent:
         self.value_ns = 2**63
         self.method = ""
         self.arm = ""
+        self.lost: tuple[str, ...] = ()
         self._order: Callable[[], Order] | None = None
         self._gap = gap
         self._started = started
@@ -111,9 +119,23 @@ class Incumbent:
         self.arm = arm
         self._tell()
 
+    def miss(self, arm: str, why: str) -> None:
+        """Note that a task of an arm was lost, and why; told at once if an order is known."""
+        self.lost = (*self.lost, f"{arm}: {why}"[:_MOST_LETTERS])
+        self._tell()
+
     def _tell(self) -> None:
         if self._on_progress is not None and self._order is not None:
             seconds = time.perf_counter() - self._started
             self._on_progress(
-                Progress(seconds, self.value_ns, self.bound.value_ns, self.gap, self.method, self.bound.name, self.arm)
+                Progress(
+                    seconds,
+                    self.value_ns,
+                    self.bound.value_ns,
+                    self.gap,
+                    self.method,
+                    self.bound.name,
+                    self.arm,
+                    self.lost,
+                )
             )

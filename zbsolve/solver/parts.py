@@ -66,11 +66,17 @@ Int64 = NDArray[np.int64]
 _SIZES = (600, 1_500, 4_000)
 """Operations of a part."""
 
+_SMALL, _SIZES_SMALL = 6_000, (20, 40)
+"""Of an order with fewer operations than this a part has so many a rank."""
+
 _TURNS, _MOVES = 8, 1_000
 """How often the temperature falls in one part, and the moves between."""
 
 _TEMPERATURES = (0.1, 0.3, 0.6)
 """At the start, in mean operations of a rank; at the end a thirtieth of that."""
+
+_TURNS_SMALL, _TEMPERATURES_SMALL = 20, (0.3, 0.6, 1.1)
+"""The same where the whole is small and cheap to time: hot enough to leave a local optimum, so long that it pays."""
 
 _WHOLE_MOVES = 10
 """Operations of the whole that are timed in the time of a move."""
@@ -109,15 +115,18 @@ def anneal_parts(task: AnnealParts, case: Case, budget: Budget, hand: Callable[[
         return
     switching = 0.15 if case.forms.matters else 0.0
     mean = value * case.problem.placement.ranks / nodes
+    small = nodes < _SMALL
+    sizes = tuple(size * case.problem.placement.ranks for size in _SIZES_SMALL) if small else _SIZES
+    turns, temperatures = (_TURNS_SMALL, _TEMPERATURES_SMALL) if small else (_TURNS, _TEMPERATURES)
     while not budget.over and value > task.target_ns:
         sequence = in_time(state, sequence)
-        size = min(rng.choice(_SIZES), nodes)
+        size = min(rng.choice(sizes), nodes)
         low = rng.randint(-size // 2, nodes - size // 2)
         low = max(0, min(low, nodes - size))
         state = _loaded(case, sequence, fused)
         piece = take_out(case, state, low, low + size)
         budget.spend(2 * nodes // _WHOLE_MOVES)
-        better = _annealed(case, piece, rng.choice(_TEMPERATURES) * mean, switching, rng.getrandbits(31), budget)
+        better = _annealed(case, piece, rng.choice(temperatures) * mean, turns, switching, rng.getrandbits(31), budget)
         if better is None:
             continue
         new, forms = sequence.copy(), fused.copy()
@@ -148,7 +157,7 @@ def in_time(state: Any, sequence: Int64) -> Int64:
 
 
 def _annealed(
-    case: Case, piece: Piece, first: float, switching: float, seed: int, budget: Budget
+    case: Case, piece: Piece, first: float, turns: int, switching: float, seed: int, budget: Budget
 ) -> tuple[Int64, Int64] | None:
     """A better order of a piece, as places of its nodes, and what is fused in it; None if none was found."""
     net: Any = piece.net.tolist() if case.kernels.lists else piece.net
@@ -156,10 +165,10 @@ def _annealed(
     if state is None:
         return None
     before = state[REG][VALUE]
-    for turn in range(_TURNS):
+    for turn in range(turns):
         if budget.over:
             break
-        temperature = first * (1 / 30) ** (turn / _TURNS)
+        temperature = first * (1 / 30) ** (turn / turns)
         budget.spend(case.kernels.anneal_moves(net, state, _MOVES, temperature, 0, switching, 0))
     if state[REG][BEST] >= before:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 from zbsolve.solver.budget import Budget
@@ -46,8 +47,11 @@ _PART_NODES = 6_000
 SETTLED = 6_000
 """Operations of an order that annealing sees enough of in the usual time; of more its share falls."""
 
-_PARTED = 1_500
+_PARTED = 150
 """From this many on, parts of an order are annealed for themselves."""
+
+_LINES = 16
+"""Lines of orders (`zbsolve.solver.pool`) that are gone on with."""
 
 _RELAXED = 12_000
 """Beyond this many, relaxations see only small parts of the problem and are asked for a short time."""
@@ -101,6 +105,8 @@ class Proposals:
         self._anneals = anneals
         self._rules: dict[int, tuple[Rule, ...]] = {}
         self._tunes = 0
+        self._in_vain: Counter[int] = Counter()
+        self._reached: dict[int, int] = {}
         self.by_arm: dict[str, Callable[[], Task | None]] = {
             "list scheduler, random rule": self._scan,
             "list scheduler, tuned rule": self._tune,
@@ -204,20 +210,34 @@ class Proposals:
             target_ns=self._target(),
             length=self._length(0.03, 0.4),
             seed=self._seed(),
+            line=entry.line,
         )
 
     def _anneal_parts(self) -> AnnealParts | None:
         # where transfers queue, what happens in a part depends on more of the rest than borders in time can say
         if not self.warm or self.pool.case.nodes < _PARTED or self.pool.case.queueing:
             return None
-        entry = self._good(self.pool.entries)
+        if self._runs < _FIRST and self._anneals:
+            return None
+        entry = self._line_to_go_on()
         return AnnealParts(
             sequence=entry.sequence,
             fused=entry.fused,
             target_ns=self._target(),
-            length=self._length(0.04, 0.4),
+            length=self._length(0.02 if self.pool.case.nodes < SETTLED else 0.04, 0.4),
             seed=self._seed(),
+            line=entry.line,
         )
+
+    def _line_to_go_on(self) -> Entry:
+        """The best of a line: the better it is the sooner, and later by one for each time that it was in vain."""
+        heads = self.pool.heads[:_LINES]
+        place = min(range(len(heads)), key=lambda k: (k + self._in_vain[heads[k].line], k))
+        entry = heads[place]
+        best = self._reached.get(entry.line)
+        self._in_vain[entry.line] = 0 if best is None or entry.value_ns < best else self._in_vain[entry.line] + 1
+        self._reached[entry.line] = entry.value_ns
+        return entry
 
     def _shrink(self) -> Shrink | None:
         if not (self.warm and worth_shrinking(self.pool.case)):
@@ -265,6 +285,7 @@ class Proposals:
             value_ns=entry.value_ns,
             length=self._length(0.04, 0.3),
             seed=self._seed(),
+            line=entry.line,
         )
 
     def _relax(self) -> Relax | None:

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.problem import Problem
@@ -51,6 +51,9 @@ _LATER = 5.0
 
 _SHARES, _SHARES_LONG = (1.0, 1.0, 1.0), (0.2, 1.0, 0.2)
 """How the work is shared between asking outright, windows and rank subsets."""
+
+_SECONDS_A_UNIT = 2.0
+"""Processor time of a unit of deterministic time, about: what is shared where no limit of work is given."""
 
 _OUTRIGHT = (1.0, 8.0, 32.0, 128.0)
 """Deterministic time for asking, again and again, whether anything is below the incumbent."""
@@ -174,8 +177,12 @@ def improve_bound(
     spent = [_LATER, 0.0, _LATER] if long else [0.0] * len(arms)
     while min(spent) < math.inf and not run.over:
         turn = min(range(len(arms)), key=lambda i: spent[i])
+        began = time.process_time()
         try:
-            spent[turn] += next(arms[turn]) / shares[turn]
+            work = next(arms[turn])
+            # building many small models takes time that CP-SAT's own measure does not see
+            taken = (time.process_time() - began) / _SECONDS_A_UNIT if work_limit is None else work
+            spent[turn] += taken / shares[turn]
         except StopIteration:
             arms[turn], spent[turn] = iter(()), math.inf
     return run.best
@@ -226,6 +233,8 @@ def _outright(problem: Problem, run: _Run) -> Iterator[float]:
     """All ranks exactly, asked outright whether anything is below the incumbent; yields the work of each question.
 
     Where the incumbent is the best, this is often refuted in seconds, while bounds that climb get there slowly.
+    Where something is found in its place, the next question is whether anything is below that: the search, too, may
+    have come so far meanwhile.
     """
     unit, given = exact_unit(problem), None
     line = read_line(problem, unit)
@@ -246,13 +255,18 @@ def _outright(problem: Problem, run: _Run) -> Iterator[float]:
     )
     share = math.inf if run.work_limit is None else run.work_limit / 3
     for patience in _OUTRIGHT:
-        answer = ask(line, question, run.limits(min(patience, share)))
-        run.work += answer.work
-        if answer.least > most:
-            run.offer((most + 1) * unit, Relaxation(kind=kind, numbers=numbers, unit_ns=given).name)
-        yield answer.work
-        if answer.found or answer.least > most:
-            return
+        found = True
+        while found:
+            answer = ask(line, replace(question, most=most), run.limits(min(patience, share)))
+            run.work += answer.work
+            if answer.least > most:
+                run.offer((most + 1) * unit, Relaxation(kind=kind, numbers=numbers, unit_ns=given).name)
+            yield answer.work
+            if answer.least > most or run.over:
+                return
+            found = answer.found
+            if found:
+                most = min(most, answer.value) - 1
 
 
 def _windows(problem: Problem, run: _Run) -> Iterator[float]:

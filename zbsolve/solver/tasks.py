@@ -119,6 +119,8 @@ class Tabu:
         Stop at this value.
     length, seed
         Of the search.
+    line
+        Of the order to begin with (`zbsolve.solver.pool`), which what is found continues.
     """
 
     sequence: Int32
@@ -127,6 +129,7 @@ class Tabu:
     target_ns: int
     length: Length
     seed: int
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +141,7 @@ class AnnealParts:
     target_ns: int
     length: Length
     seed: int
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +219,7 @@ class Rearrange:
     value_ns: int
     length: Length
     seed: int
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,10 +262,15 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of a task: the steps it took, and whether its worker was lost."""
+    """The end of a task: the steps it took, and why it was lost if it was, in words that follow its name."""
 
     steps: int = 0
-    lost: bool = False
+    why: str = ""
+
+    @property
+    def lost(self) -> bool:
+        """True if it raised, or its worker ended or did not come back."""
+        return bool(self.why)
 
 
 Find = Found | Bounded | Tuned | Done

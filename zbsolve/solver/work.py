@@ -98,6 +98,8 @@ class Work:
                 continue
             number, find = heard
             if number == self._warming:
+                if isinstance(find, Done) and find.lost:
+                    incumbent.miss("loading the search kernels", find.why)
                 self._warming, self.director.proposals.warm = None, True
                 if isinstance(self.crew, Processes):
                     self.crew.compiled = True

@@ -8,16 +8,20 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import compiled, plain
 from zbsolve.solver.running import run
-from zbsolve.solver.tasks import Find
+from zbsolve.solver.tasks import Done, Find, Task
 
-__all__ = ["main", "read_message", "write_message"]
+__all__ = ["attempt", "main", "read_message", "write_message"]
 
 _HEADER = struct.Struct("<Q")
+
+_MOST_LETTERS = 100
+"""Of the message of an error that is told."""
 
 
 def write_message(stream: BinaryIO, message: Any) -> None:
@@ -72,4 +76,13 @@ def main() -> None:
 
         if fast not in cases:
             cases[fast] = Case(problem, compiled() if fast else plain(), network)
-        hand(run(task, cases[fast], time.perf_counter() + (end - time.time()), hand))
+        hand(attempt(task, cases[fast], time.perf_counter() + (end - time.time()), hand))
+
+
+def attempt(task: Task, case: Case, deadline: float, hand: Callable[[Find], None]) -> Done:
+    """Do a task; what it raises costs this task alone, and is told."""
+    try:
+        return run(task, case, deadline, hand)
+    except Exception as error:  # whatever it is, the search goes on with the other arms
+        said = " ".join(str(error).split())[:_MOST_LETTERS]
+        return Done(why=f"it raised {type(error).__name__}{f': {said}' if said else ''}")

@@ -82,7 +82,7 @@ def _asked(shown: Section) -> str:
     problem = shown.told.network.timetable.problem
     name = f"{clean(problem.profile.name)}: " if problem.profile.name else ""
     stages, ranks = counted(problem.placement.stages, "stage"), counted(problem.placement.ranks, "rank")
-    return f"{name}{counted(problem.microbatches, 'microbatch')}, {stages} on {ranks} ({problem.placement.name})"
+    return f"{name}{problem.microbatches_in_words}, {stages} on {ranks} ({problem.placement.name})"
 
 
 def _limit(shown: Section) -> str:

@@ -10,7 +10,9 @@ stage.py          SplitStage: F, B, W of many microbatches
     shared.py     parameters of several stages of a rank
   aside.py        what B computes of weights waits for W, too
 again.py            a forward that is computed again
-report.py flops.py held.py     what is deferred, and what lives
+engine.py           into autograd with little around it
+learned.py report.py flops.py     what is deferred
+held.py inflight.py               what lives
 """
 
 from __future__ import annotations

@@ -29,6 +29,21 @@ def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, *, hooked: bool 
     hooked
         Whether the hooks that see the gradient have seen it.
     """
+    sofar, after = parameter.grad, parameter._post_accumulate_grad_hooks
+    if (
+        sofar is None
+        or after
+        or sofar.is_sparse
+        or gradient.dtype is not parameter.dtype
+        or (parameter._backward_hooks and not hooked)
+    ):
+        with_care(parameter, gradient, hooked=hooked)
+    else:
+        sofar.add_(gradient)
+
+
+def with_care(parameter: torch.Tensor, gradient: torch.Tensor, *, hooked: bool) -> None:
+    """The same for a first gradient, sparse ones, and parameters with hooks."""
     if gradient.dtype is not parameter.dtype:
         gradient = gradient.to(parameter.dtype)
     after = parameter._post_accumulate_grad_hooks

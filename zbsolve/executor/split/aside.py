@@ -53,21 +53,21 @@ class GradientsAside:
         self._parameters = parameters
         self._each = each
         self._catchers: list[tuple[torch.Tensor, Any, bool]] = []
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._before: list[torch.Tensor | None] = []
         self._hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __enter__(self) -> GradientsAside:
-        for parameter in self._parameters:
-            gradient = parameter.grad
+        parameters = self._parameters
+        self._before = [p.grad for p in parameters]
+        for parameter, gradient in zip(parameters, self._before, strict=True):
             if gradient is not None:
-                self._before.append((parameter, gradient))
                 parameter.grad = None
+        for parameter in [p for p in parameters if p._post_accumulate_grad_hooks]:
             hooks = parameter._post_accumulate_grad_hooks
-            if hooks:
-                # autograd looks into this very dictionary, so it has to be emptied, not replaced
-                self._hooks.append((hooks, dict(hooks)))
-                hooks.clear()
+            # autograd looks into this very dictionary, so it has to be emptied, not replaced
+            self._hooks.append((hooks, dict(hooks)))
+            hooks.clear()
         if self._each is not None:
             for parameter in {id(p): p for p in self._parameters if p.requires_grad and p.is_leaf}.values():
                 bare = parameter._post_accumulate_grad_hooks is None
@@ -94,7 +94,8 @@ class GradientsAside:
                 self.found.append((parameter, gradient))
                 # a tied parameter stands here twice
                 parameter.grad = None
-        for parameter, gradient in self._before:
-            parameter.grad = gradient
+        for parameter, before in zip(self._parameters, self._before, strict=True):
+            if before is not None:
+                parameter.grad = before
         for hooks, kept in self._hooks:
             hooks.update(kept)

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from zbsolve.executor.split.engine import direct
 from zbsolve.executor.split.linear import lower
 from zbsolve.executor.split.waiting import Gradients, WeightQueue
 
-__all__ = ["ConvolutionCall", "ConvolutionSplit", "Geometry", "convolution_flops", "weigh_convolution"]
+__all__ = ["ConvolutionCall", "Geometry", "convolution_flops", "split_convolution", "weigh_convolution"]
 
 _backward = torch.ops.aten.convolution_backward.default
 
@@ -83,6 +84,9 @@ class ConvolutionSplit(torch.autograd.Function):
             bias = None
         queue.add((weigh_convolution, (x, dy, geometry, dtype), (parameter, bias)))
         return dx, None, None
+
+
+split_convolution = direct(ConvolutionSplit)
 
 
 def weigh_convolution(

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from zbsolve.executor.split.engine import direct
 from zbsolve.executor.split.waiting import Gradients, WeightQueue
 
-__all__ = ["EmbeddingCall", "EmbeddingSplit", "embedding_flops", "weigh_embedding"]
+__all__ = ["EmbeddingCall", "embedding_flops", "split_embedding", "weigh_embedding"]
 
 
 class EmbeddingCall(NamedTuple):
@@ -47,6 +48,9 @@ class EmbeddingSplit(torch.autograd.Function):
             table, queue, padding_idx, by_frequency = ctx.call
             queue.add((weigh_embedding, (indices, dy, padding_idx, by_frequency), (table,)))
         return None, None, None
+
+
+split_embedding = direct(EmbeddingSplit)
 
 
 def weigh_embedding(

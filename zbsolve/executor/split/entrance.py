@@ -1,8 +1,8 @@
 """Where a stage's inputs enter its graph, and where their gradients come out.
 
 The obvious way, to make each input a leaf, would forbid to write into it, and a model cut before a
-`ReLU(inplace=True)` could not run. So inputs enter through one function, whose backward is the last
-thing that happens in B::
+`ReLU(inplace=True)` could not run. So each input enters through a function, whose backward is the last
+thing that happens to its gradient in B::
 
     received x ---> Entrance ---> x' ---> the module       x' has the memory of x, a backward, and
                        |                                    may be written to
@@ -20,24 +20,31 @@ from typing import Any
 
 import torch
 
+from zbsolve.executor.split.engine import direct
+
 __all__ = ["Entrance", "enter"]
 
 
 class Entrance(torch.autograd.Function):
-    """Identity, whose backward puts the gradients into a list."""
+    """Identity, whose backward puts the gradient into a list."""
 
     @staticmethod
-    def forward(ctx: Any, _ticket: torch.Tensor, caught: list[Any], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Give every input a twin of the same memory; detached, since autograd protects views made in here."""
+    def forward(
+        ctx: Any, x: torch.Tensor, _ticket: torch.Tensor, caught: list[torch.Tensor | None], place: int
+    ) -> torch.Tensor:
+        """Give the input a twin of the same memory; detached, since autograd protects views made in here."""
         ctx.set_materialize_grads(False)
-        ctx.caught = caught
-        return tuple(x.detach() for x in inputs)
+        ctx.caught, ctx.place = caught, place
+        return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        """Catch the gradients."""
-        ctx.caught[:] = gradients
-        return (None,) * (2 + len(gradients))
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
+        """Catch the gradient."""
+        ctx.caught[ctx.place] = gradient
+        return None, None, None, None
+
+
+_pass = direct(Entrance)
 
 
 def enter(
@@ -54,12 +61,10 @@ def enter(
     ticket
         A leaf that requires a gradient.
     caught
-        Is filled by B with the gradients of the wanted inputs, in their order.
+        One place each, where B puts the gradient of a wanted input.
     """
     entering = [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
-    places = [i for i, want in enumerate(wanted) if want]
-    if places:
-        twins = Entrance.apply(ticket, caught, *(entering[i] for i in places))  # type: ignore[no-untyped-call]
-        for i, twin in zip(places, twins, strict=True):
-            entering[i] = twin
+    for place, want in enumerate(wanted):
+        if want:
+            entering[place] = _pass(entering[place], ticket, caught, place)
     return entering

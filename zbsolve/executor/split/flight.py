@@ -15,7 +15,6 @@ operation saved it for its own backward), and the input as soon as no operation 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -31,19 +30,19 @@ __all__ = ["Flight", "Root"]
 class Root:
     """Where a backward starts for one output: its edge into the graph, and the shape of its gradient."""
 
-    __slots__ = ("device", "dtype", "edge", "is_loss", "shape")
+    __slots__ = ("edge", "loss", "shape")
 
     def __init__(self, output: torch.Tensor, is_loss: bool) -> None:
-        self.is_loss = is_loss and not output.shape
-        self.edge: GradientEdge = get_gradient_edge(output)
+        node = output.grad_fn
+        self.edge = get_gradient_edge(output) if node is None else GradientEdge(node, output.output_nr)
         self.shape = output.shape
-        self.dtype = output.dtype
-        self.device = output.device
+        # of a loss: type and device of the 1 that its backward starts with
+        self.loss = (output.dtype, output.device) if is_loss and not self.shape else None
 
     def gradient(self, given: torch.Tensor | None) -> torch.Tensor | None:
         """The gradient to start with: the given one, 1 for a loss without, None for others."""
         if given is None:
-            return torch.ones((), dtype=self.dtype, device=self.device) if self.is_loss else None
+            return None if self.loss is None else torch.ones((), dtype=self.loss[0], device=self.loss[1])
         if given.shape != self.shape:
             raise InvalidInput(f"the gradient has shape {tuple(given.shape)}, its output {tuple(self.shape)}")
         return given
@@ -54,34 +53,48 @@ class Flight:
 
     Parameters
     ----------
-    wanted
-        Which inputs want a gradient.
+    inputs
+        How many the stage is called with.
     queue
         For W; None where the forward was not prepared for a split.
 
     Attributes
     ----------
     caught
-        The gradients of the wanted inputs, once B has run.
+        The gradients of the inputs, once B has run: None for those that want none or got none.
     inputs
         Weak references to the memory of the inputs, where the stage is watched.
     """
 
-    __slots__ = ("caught", "inputs", "queue", "roots", "wanted", "weights_wait")
+    __slots__ = ("caught", "inputs", "queue", "roots", "weights_wait")
 
-    def __init__(self, wanted: Sequence[bool], queue: WeightQueue | None) -> None:
-        self.wanted = wanted
+    def __init__(self, inputs: int, queue: WeightQueue | None) -> None:
         self.queue = queue
-        self.caught: list[torch.Tensor | None] = []
-        self.roots: tuple[Root | None, ...] = ()
+        self.caught: list[torch.Tensor | None] = [None] * inputs
+        self.roots: list[Root | None] = []
         self.inputs: Storages | None = None
         self.weights_wait = False
 
-    def set_outputs(self, outputs: Sequence[Any], *, are_losses: bool) -> None:
-        """Note where a backward will start, and whether the scalars are losses."""
-        self.roots = tuple(
-            Root(o, are_losses) if isinstance(o, torch.Tensor) and o.requires_grad else None for o in outputs
-        )
+    def hand_out(self, outputs: Sequence[torch.Tensor | None], *, are_losses: bool) -> tuple[torch.Tensor | None, ...]:
+        """Note where a backward will start; the outputs, detached, which say themselves whether they want a gradient.
+
+        Parameters
+        ----------
+        are_losses
+            The scalars among them are losses.
+        """
+        handed: list[torch.Tensor | None] = []
+        for output in outputs:
+            root, out = None, None
+            if output is not None:
+                out = output.detach()
+                if output.requires_grad:
+                    root = Root(output, are_losses)
+                    out.requires_grad_()
+                out = arrived(out)
+            self.roots.append(root)
+            handed.append(out)
+        return tuple(handed)
 
     def start(self, gradients: Sequence[torch.Tensor | None]) -> tuple[list[GradientEdge], list[torch.Tensor]]:
         """Take the edges and gradients of the outputs that have both; the graph is let go of."""
@@ -89,14 +102,15 @@ class Flight:
             raise InvalidInput(f"{len(gradients)} gradients were given for {len(self.roots)} outputs")
         edges, starts = [], []
         for root, given in zip(self.roots, gradients, strict=True):
-            gradient = None if root is None else root.gradient(given)
-            if root is not None and gradient is not None:
-                edges.append(root.edge)
-                starts.append(gradient)
-        self.roots = ()
+            if root is not None:
+                gradient = root.gradient(given)
+                if gradient is not None:
+                    edges.append(root.edge)
+                    starts.append(gradient)
+        self.roots = []
         return edges, starts
 
     def take_input_gradients(self) -> tuple[torch.Tensor | None, ...]:
         """The gradients of the inputs, None where none is wanted or none came."""
-        caught, self.caught, self.inputs = iter(self.caught), [], None
-        return tuple(arrived(next(caught, None)) if want else None for want in self.wanted)
+        caught, self.caught, self.inputs = self.caught, [], None
+        return tuple(map(arrived, caught))

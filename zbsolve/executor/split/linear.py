@@ -19,24 +19,19 @@ all weights for every microbatch in flight.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
 
+from zbsolve.executor.split.engine import direct
 from zbsolve.executor.split.waiting import Gradients, WeightQueue
 
-__all__ = ["LinearCall", "LinearSplit", "linear_flops", "lower", "weigh_linear"]
+__all__ = ["LinearCall", "linear_flops", "lower", "split_linear", "weigh_linear"]
 
 
-class LinearCall(NamedTuple):
-    """One call of a `Linear`, apart from its input."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    queue: WeightQueue
-    dtype: torch.dtype | None
-    """Autocast's precision, if it is on."""
+LinearCall: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None, WeightQueue, torch.dtype | None]"
+"""One call of a `Linear`, apart from its input: weight, bias, queue, and autocast's precision if it is on."""
 
 
 class LinearSplit(torch.autograd.Function):
@@ -46,18 +41,20 @@ class LinearSplit(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, _ticket: torch.Tensor, call: LinearCall) -> torch.Tensor:
         """Run F: compute y, and keep what B and W need."""
         ctx.set_materialize_grads(False)
-        ctx.call = call
-        ctx.shape = shape = x.shape
         weight, bias, _, dtype = call
+        shape = x.shape
         # detached: x must not keep the graph behind it alive until W
         kept = x.detach()
-        ctx.sums_rows = len(shape) == 2 or x.is_contiguous()
-        if len(shape) == 1 and bias is None:
-            kept = kept.unsqueeze(0)
-        elif len(shape) != 2:
-            kept = as_rows(kept)
-        ctx.hands_back = x.requires_grad
-        if ctx.hands_back:
+        if len(shape) == 2:
+            sums_rows = True
+        else:
+            sums_rows = x.is_contiguous()
+            if len(shape) == 1 and bias is None:
+                kept = kept.unsqueeze(0)
+            else:
+                kept = kept.view(-1, shape[-1]) if sums_rows else rows_if_free(kept)
+        ctx.of = call, shape, sums_rows
+        if x.requires_grad:
             ctx.save_for_backward(kept, weight)
         else:
             ctx.save_for_backward(kept)
@@ -73,37 +70,36 @@ class LinearSplit(torch.autograd.Function):
         """Run B: hand back dx, and queue what W needs."""
         if dy is None:
             return None, None, None
-        parameter, bias, queue, dtype = ctx.call
-        shape = ctx.shape
-        rows = dy
-        if len(shape) == 1 and bias is None:
+        (parameter, bias, queue, dtype), shape, sums_rows = ctx.of
+        saved = ctx.saved_tensors
+        x, dx = saved[0], None
+        flat = len(shape) == 2
+        if flat:
+            rows = dy
+        elif len(shape) == 1 and bias is None:
             rows = dy.unsqueeze(0)
-        elif len(shape) != 2:
-            rows = dy.reshape(-1, dy.shape[-1])
-        dx = None
-        if ctx.hands_back:
-            x, weight = ctx.saved_tensors
-            if dtype is not None:
-                weight = weight.to(dtype)
-            # where x is the transpose of something contiguous, its gradient is made one too
-            turned = x.stride() == (1, rows.shape[0])
-            dx = weight.t().mm(rows.t()).t() if turned else rows.mm(weight)
-            if len(shape) != 2:
-                dx = dx.reshape(shape)
         else:
-            (x,) = ctx.saved_tensors
+            rows = dy.reshape(-1, dy.shape[-1])
+        if len(saved) == 2:
+            weight = saved[1] if dtype is None else saved[1].to(dtype)
+            # where x is the transpose of something contiguous, its gradient is made one too
+            dx = weight.t().mm(rows.t()).t() if x.stride() == (1, len(rows)) else rows.mm(weight)
+            if not flat:
+                dx = dx.reshape(shape)
         if bias is None or not bias.requires_grad:
             queue.add((weigh_linear, (x, rows, None), (parameter, None)))
         else:
             # what the forward added by itself after `matmul` is summed over every dimension at once
-            queue.add((weigh_linear, (x, rows, rows if ctx.sums_rows else dy), (parameter, bias)))
+            queue.add((weigh_linear, (x, rows, rows if sums_rows else dy), (parameter, bias)))
         return dx, None, None
 
 
-def as_rows(x: torch.Tensor) -> torch.Tensor:
+split_linear = direct(LinearSplit)
+"""``split_linear(x, ticket, call)``: `LinearSplit` on x; the ticket is None where x wants a gradient itself."""
+
+
+def rows_if_free(x: torch.Tensor) -> torch.Tensor:
     """The same memory with two dimensions; x itself where that takes a copy, which W makes for itself."""
-    if x.is_contiguous():
-        return x.view(-1, x.shape[-1])
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.data_ptr() == x.data_ptr() else x
 

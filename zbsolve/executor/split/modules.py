@@ -29,18 +29,19 @@ from torch._prims_common import suggest_memory_format
 from torch.nn import functional
 
 from zbsolve.executor.split.attention import attention_with
-from zbsolve.executor.split.convolution import ConvolutionCall, ConvolutionSplit, Geometry
-from zbsolve.executor.split.embedding import EmbeddingCall, EmbeddingSplit
-from zbsolve.executor.split.linear import LinearCall, LinearSplit
+from zbsolve.executor.split.convolution import ConvolutionCall, Geometry, split_convolution
+from zbsolve.executor.split.embedding import EmbeddingCall, split_embedding
+from zbsolve.executor.split.engine import any_autocast
+from zbsolve.executor.split.linear import split_linear
 from zbsolve.executor.split.norms import (
     GroupNormCall,
-    GroupNormSplit,
     LayerNormCall,
-    LayerNormSplit,
     RMSNormCall,
-    RMSNormSplit,
     ScaleCall,
-    ScaleSplit,
+    split_group_norm,
+    split_layer_norm,
+    split_rms_norm,
+    split_scale,
 )
 from zbsolve.executor.split.waiting import WeightQueue
 
@@ -72,12 +73,9 @@ def may_split(x: torch.Tensor, first: torch.Tensor | None, second: torch.Tensor 
     )
 
 
-def apply(function: Any, x: torch.Tensor, place: Place, call: object) -> torch.Tensor:
-    """Put x through a split function; without the ticket if x has a backward already."""
-    # past Function.apply, which asks about functorch what `may_split` has asked, at a quarter of the cost
-    bare = super(torch.autograd.Function, function).apply
-    y: torch.Tensor = bare(x, None if x.requires_grad else place.ticket, call)
-    return y
+def ticket_for(x: torch.Tensor, place: Place) -> torch.Tensor | None:
+    """The ticket, or None if x has a backward already."""
+    return None if x.requires_grad else place.ticket
 
 
 has_autocast = cache(torch.amp.is_autocast_available)
@@ -90,6 +88,8 @@ def casts(device: str) -> bool:
 
 def lowered(x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
     """The input of a matrix product as autocast would have it, and the precision it asks for."""
+    if not any_autocast():
+        return x, None
     device = x.device.type
     if not casts(device) or x.dtype is torch.float64 or not x.is_floating_point():
         return x, None
@@ -116,7 +116,7 @@ def linear(module: nn.Linear, own: Forward, place: Place) -> Forward:
         if queue is None or weight is None or not weight.requires_grad or not may_split(input, weight, bias):
             return own(input)
         x, dtype = lowered(input)
-        return apply(LinearSplit, x, place, LinearCall(weight, bias, queue, dtype))
+        return split_linear(x, ticket_for(x, place), (weight, bias, queue, dtype))
 
     return forward
 
@@ -129,7 +129,7 @@ def attention(module: nn.MultiheadAttention, own: Forward, place: Place) -> Forw
         if queue is None or not weight.requires_grad or not may_split(x, weight, bias):
             return functional.linear(x, weight, bias)
         x, dtype = lowered(x)
-        return apply(LinearSplit, x, place, LinearCall(weight, bias, queue, dtype))
+        return split_linear(x, ticket_for(x, place), (weight, bias, queue, dtype))
 
     split = attention_with(project)
 
@@ -152,7 +152,7 @@ def embedding(module: nn.Embedding, own: Forward, place: Place) -> Forward:
             return own(input)
         padding = -1 if module.padding_idx is None else module.padding_idx
         call = EmbeddingCall(table, queue, padding, module.scale_grad_by_freq)
-        return apply(EmbeddingSplit, input, place, call)
+        return split_embedding(input, ticket_for(input, place), call)
 
     return forward
 
@@ -186,7 +186,7 @@ def convolution(module: Any, own: Forward, place: Place) -> Forward:
             x = x.unsqueeze(0)
         x, dtype = lowered(x)
         geometry = Geometry(module.stride, padding, module.dilation, transposed, module.output_padding, module.groups)
-        y = apply(ConvolutionSplit, x, place, ConvolutionCall(weight, bias, queue, geometry, dtype))
+        y = split_convolution(x, ticket_for(x, place), ConvolutionCall(weight, bias, queue, geometry, dtype))
         return y.squeeze(0) if single else y
 
     return forward
@@ -199,6 +199,8 @@ def trains(*parameters: torch.Tensor | None) -> bool:
 
 def raised(x: torch.Tensor, kind: str, *parameters: torch.Tensor | None) -> torch.Tensor | None:
     """The input of a norm as autocast would have it; None where that would change a parameter too."""
+    if not any_autocast():
+        return x
     device = x.device.type
     if not casts(device) or not x.is_floating_point():
         return x
@@ -221,7 +223,7 @@ def layer_norm(module: nn.LayerNorm, own: Forward, place: Place) -> Forward:
         if x is None:
             return own(input)
         call = LayerNormCall(scale, bias, queue, module.normalized_shape, module.eps)
-        return apply(LayerNormSplit, x, place, call)
+        return split_layer_norm(x, ticket_for(x, place), call)
 
     return forward
 
@@ -247,7 +249,7 @@ def group_norm(module: nn.GroupNorm, own: Forward, place: Place) -> Forward:
         layout = suggest_memory_format(x) if x.device.type == "cpu" else torch.contiguous_format
         x = x.contiguous(memory_format=layout)
         call = GroupNormCall(scale, bias, queue, module.num_groups, module.eps, layout)
-        return apply(GroupNormSplit, x, place, call)
+        return split_group_norm(x, ticket_for(x, place), call)
 
     return forward
 
@@ -266,11 +268,11 @@ def rms_norm(module: nn.RMSNorm, own: Forward, place: Place) -> Forward:
             return own(x)
         shape, eps = module.normalized_shape, module.eps
         if ready.device.type == "cuda" and hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
-            return apply(RMSNormSplit, ready, place, RMSNormCall(scale, queue, shape, eps))
+            return split_rms_norm(ready, ticket_for(ready, place), RMSNormCall(scale, queue, shape, eps))
         # where x lies otherwise, torch multiplies by the scale before it puts the result into order
         if ready.device.type == "cpu" and ready.dtype in {torch.float32, torch.float64} and ready.is_contiguous():
             normed = functional.rms_norm(ready, shape, None, eps)
-            return apply(ScaleSplit, normed, place, ScaleCall(scale, queue))
+            return split_scale(normed, ticket_for(normed, place), ScaleCall(scale, queue))
         return own(x)
 
     return forward

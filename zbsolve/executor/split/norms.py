@@ -28,18 +28,19 @@ from typing import Any, NamedTuple
 
 import torch
 
+from zbsolve.executor.split.engine import direct
 from zbsolve.executor.split.waiting import Gradients, WeightQueue
 
 __all__ = [
     "GroupNormCall",
-    "GroupNormSplit",
     "LayerNormCall",
-    "LayerNormSplit",
     "RMSNormCall",
-    "RMSNormSplit",
     "ScaleCall",
-    "ScaleSplit",
     "norm_flops",
+    "split_group_norm",
+    "split_layer_norm",
+    "split_rms_norm",
+    "split_scale",
     "weigh_group_norm",
     "weigh_layer_norm",
     "weigh_rms_norm",
@@ -98,6 +99,9 @@ class LayerNormSplit(torch.autograd.Function):
             dx = _layer_norm_backward(dy, x, shape, mean, rstd, weight, None, (True, False, False))[0]
         queue.add((weigh_layer_norm, (x, dy, mean, rstd, shape), that_train(scale, bias)))
         return dx, None, None
+
+
+split_layer_norm = direct(LayerNormSplit)
 
 
 def weigh_layer_norm(
@@ -159,6 +163,9 @@ class GroupNormSplit(torch.autograd.Function):
         return dx, None, None
 
 
+split_group_norm = direct(GroupNormSplit)
+
+
 def weigh_group_norm(
     _parameters: Affine,
     x: torch.Tensor,
@@ -212,6 +219,9 @@ class RMSNormSplit(torch.autograd.Function):
         return dx, None, None
 
 
+split_rms_norm = direct(RMSNormSplit)
+
+
 def weigh_rms_norm(
     parameters: tuple[torch.Tensor], x: torch.Tensor, dy: torch.Tensor, rstd: torch.Tensor, shape: Sequence[int]
 ) -> Gradients:
@@ -247,6 +257,9 @@ class ScaleSplit(torch.autograd.Function):
         scale, queue = ctx.call
         queue.add((weigh_scale, (x, dy), (scale,)))
         return dy * weight if ctx.hands_back else None, None, None
+
+
+split_scale = direct(ScaleSplit)
 
 
 def weigh_scale(parameters: tuple[torch.Tensor], x: torch.Tensor, dy: torch.Tensor) -> Gradients:

@@ -16,45 +16,30 @@ walked, and none is retained: after B only the queue is left, after W nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge
 from torch.nn.parameter import UninitializedParameter
 
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.again import DRAWING, Checkpoint, as_before, nothing_saved
-from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.split.aside import GradientsAside
 from zbsolve.executor.split.away import Away
-from zbsolve.executor.split.engine import run_backward
+from zbsolve.executor.split.engine import any_autocast, plain_precision, run_backward
 from zbsolve.executor.split.entrance import enter
 from zbsolve.executor.split.flight import Flight
-from zbsolve.executor.split.flops import deferred_flops, fallback_flops, positions_of
 from zbsolve.executor.split.held import HeldBytes, Storages, Watch, storages
+from zbsolve.executor.split.inflight import held_by
 from zbsolve.executor.split.install import SplitForwards
-from zbsolve.executor.split.report import Fallback, SplitReport
+from zbsolve.executor.split.learned import Learned
+from zbsolve.executor.split.report import SplitReport
 from zbsolve.executor.split.shared import StageShare
-from zbsolve.executor.split.waiting import WeightQueue, kept_by
+from zbsolve.executor.split.waiting import WeightQueue
 
 __all__ = ["SplitStage"]
-
-
-_UNKNOWN_USE = "used outside a module that can be split, or by a call that cannot be"
-
-_NOTHING: AbstractContextManager[Any] = nullcontext()
-
-
-def _plain_precision() -> AbstractContextManager[Any]:
-    """Autocast off: a backward runs in the precisions its forward has chosen."""
-    on = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
-    if not on:
-        return _NOTHING
-    stack = ExitStack()
-    for device in on:
-        stack.enter_context(torch.autocast(device, enabled=False))
-    return stack
 
 
 def _no_mark() -> None:
@@ -123,11 +108,9 @@ class SplitStage:
         self._flights: dict[Hashable, Flight] = {}
         self._checkpoints: dict[Hashable, Checkpoint] = {}
         self._away: dict[Hashable, Away] = {}
-        self._deferred_flops: int | None = None
-        self._positions = 1
+        self._learned = Learned()
         self._early = early
         self._watch = Watch() if watch else None
-        self._fallback: dict[int, torch.Tensor] = {}
         # whether B consists of several runs of autograd; the first B finds out, where FSDP does not see to gradients
         self._many_runs = not self._forwards.sharded
         self.share: StageShare | None = None
@@ -189,19 +172,18 @@ class SplitStage:
         if checkpoint:
             return self._keep_inputs_alone(key, Checkpoint(inputs, keywords, wanted, split, finish, call))
         away = self._moving(inputs) if moves else None
-        self._positions = positions_of(inputs)
+        self._learned.see_inputs(inputs)
         # what other stages hold, too, is summed use by use
         queue = WeightQueue() if split or self.share is not None else None
-        flight = Flight(wanted, queue)
+        flight = Flight(len(inputs), queue)
         if queue is not None:
             self._forwards.put_in(queue)
         try:
-            with torch.enable_grad(), self._watched(), _NOTHING if away is None else away.saving():
-                entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
-                named = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in (keywords or {}).items()}
-                result = (call or self.module)(*entered, **named)
-                if finish is not None:
-                    result = finish(result)
+            if self._watch is None and away is None and torch.is_grad_enabled():
+                result = self._run(call or self.module, flight, inputs, keywords, wanted, finish)
+            else:
+                with torch.enable_grad(), self._watch or nullcontext(), away.saving() if away else nullcontext():
+                    result = self._run(call or self.module, flight, inputs, keywords, wanted, finish)
         finally:
             if queue is not None:
                 self._forwards.take_out()
@@ -213,11 +195,28 @@ class SplitStage:
                 raise InvalidInput(
                     f"{self.name} returned a {type(output).__name__}; a stage hands on tensors, or a tuple of tensors"
                 )
-        flight.set_outputs(outputs, are_losses=finish is not None)
+        handed = flight.hand_out(outputs, are_losses=finish is not None)
         self._flights[key] = flight
         if away is not None:
             self._away[key] = away
-        return tuple(None if o is None else arrived(o.detach().requires_grad_(o.requires_grad)) for o in outputs)
+        return handed
+
+    def _run(
+        self,
+        call: Callable[..., Any],
+        flight: Flight,
+        inputs: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None,
+        wanted: Sequence[bool],
+        finish: Callable[[Any], Any] | None,
+    ) -> Any:
+        entered = enter(inputs, wanted, self._forwards.ticket, flight.caught)
+        if keywords:
+            named = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in keywords.items()}
+            result = call(*entered, **named)
+        else:
+            result = call(*entered)
+        return result if finish is None else finish(result)
 
     def _keep_inputs_alone(
         self,
@@ -347,9 +346,6 @@ class SplitStage:
                 raise InvalidInput(f"{self.name}: input {i} is of {kind}, which has no gradient")
         return list(requires_grad)
 
-    def _watched(self) -> AbstractContextManager[Any]:
-        return _NOTHING if self._watch is None else self._watch
-
     # ---- B and W
 
     def backward_input(self, key: Hashable, grad_outputs: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
@@ -378,27 +374,25 @@ class SplitStage:
             raise RunError(f"{self.name}: backward_input of {key!r}, whose forward was run with split=False")
         edges, starts = flight.start(grad_outputs)
         # the first B must look even if nothing waits: it learns what falls back
-        waits = not self._early or self._deferred_flops is None
+        waits = not self._early or not self._learned.complete
         aside = GradientsAside(self._parameters() if waits else (), queue.add_piece if self._many_runs else None)
         # checkpointed segments run their modules again
         self._forwards.put_in(queue)
         queue.is_open = True
         try:
-            with aside, _plain_precision(), self._watched():
-                if edges:
-                    run_backward(edges, starts)
+            with aside:
+                self._run_backward(edges, starts)
         finally:
             queue.is_open = False
             self._forwards.take_out()
         del edges
         queue.add_found(aside.found)
-        found = [parameter for parameter, _ in aside.found]
         if self._many_runs:
-            found = queue.found()
+            self._learned.see_fallback(queue.found())
             self._many_runs = queue.sort_out()
+        elif aside.found:
+            self._learned.see_fallback(parameter for parameter, _ in aside.found)
         flight.weights_wait = True
-        for parameter in found:
-            self._fallback.setdefault(id(parameter), parameter)
         return flight.take_input_gradients()
 
     def backward_weight(self, key: Hashable) -> None:
@@ -411,9 +405,8 @@ class SplitStage:
         """
         queue = self._flight(key, "backward_weight", weights_wait=True).queue
         assert queue is not None
-        if self._deferred_flops is None:
-            self._deferred_flops = deferred_flops(queue.entries)
-        with torch.no_grad(), _plain_precision():
+        self._learned.see_waiting(queue.entries)
+        with torch.no_grad(), plain_precision():
             queue.run(key, self.share)
         del self._flights[key]
 
@@ -428,11 +421,18 @@ class SplitStage:
             self.backward_weight(key)
             return gradients
         edges, starts = flight.start(grad_outputs)
-        with _plain_precision(), self._watched():
-            if edges:
-                run_backward(edges, starts)
+        self._run_backward(edges, starts)
         del self._flights[key]
         return flight.take_input_gradients()
+
+    def _run_backward(self, edges: list[GradientEdge], starts: list[torch.Tensor]) -> None:
+        if not edges:
+            return
+        if self._watch is None and not any_autocast():
+            run_backward(edges, starts)
+            return
+        with plain_precision(), self._watch or nullcontext():
+            run_backward(edges, starts)
 
     def _flight(self, key: Hashable, doing: str, *, weights_wait: bool) -> Flight:
         flight = self._flights.get(key)
@@ -478,21 +478,7 @@ class SplitStage:
         """What the microbatches in flight keep alive; parameters, buffers and ``.grad`` are not among it."""
         parameters = self._parameters()
         known = storages([*parameters, *self.module.buffers(), *(p.grad for p in parameters if p.grad is not None)])
-        entries = [e for f in self._flights.values() if f.queue is not None for e in f.queue.entries]
-
-        def new(sizes: dict[int, int]) -> int:
-            fresh = {key: size for key, size in sizes.items() if key not in known}
-            known.update(fresh)
-            return sum(fresh.values())
-
-        queued = new(storages(kept_by(entries, ready=False)))
-        ready = new(storages(kept_by(entries, ready=True)))
-        if self._watch is None:
-            return HeldBytes(queued=queued, ready=ready, inputs=None, saved=None)
-        inputs = sum(new(f.inputs.alive()) for f in self._flights.values() if f.inputs is not None)
-        for kept in self._checkpoints.values():
-            inputs += new(storages(x for x in kept.inputs if isinstance(x, torch.Tensor)))
-        return HeldBytes(queued=queued, ready=ready, inputs=inputs, saved=new(self._watch.made.alive()))
+        return held_by(known, self._flights.values(), self._checkpoints.values(), self._watch)
 
     def report(self) -> SplitReport:
         """What is deferred and what is not, from the microbatches that have run.
@@ -502,26 +488,4 @@ class SplitStage:
         RunError
             If none has run through W yet.
         """
-        if self._deferred_flops is None:
-            raise RunError(f"{self.name}: no microbatch has run through W yet; there is nothing to report")
-        names = {id(p): name for name, p in self.module.named_parameters()}
-        places = {key: place for place, key in enumerate(names)}
-        found = dict(self._fallback)
-        # what FSDP computes with is in no module when it is done
-        found.update((id(p), p) for m in self._forwards.sharded for p in m.parameters() if p.requires_grad)
-        fallback = tuple(
-            Fallback(
-                name=names[key],
-                reason=self._forwards.reasons.get(key, _UNKNOWN_USE),
-                flops=fallback_flops(parameter, self._positions),
-            )
-            for key, parameter in sorted(found.items(), key=lambda item: places.get(item[0], 0))
-            if key in names and key not in self._forwards.norms
-        )
-        norms = (p for key, p in self._fallback.items() if key in self._forwards.norms)
-        return SplitReport(
-            stage=self.name,
-            deferred_flops=self._deferred_flops,
-            norm_flops=sum(fallback_flops(p, self._positions) for p in norms),
-            fallback=fallback,
-        )
+        return self._learned.report(self.name, self.module, self._forwards)

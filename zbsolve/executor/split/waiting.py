@@ -119,6 +119,19 @@ class WeightQueue:
             The microbatch, and where gradients of parameters go that other stages of the rank hold, too.
         """
         entries = self.entries
+        once = [id(p) for _, _, parameters in entries for p in parameters if p is not None]
+        if share is None and len(set(once)) == len(once):
+            # nearly always: every parameter once; its gradient is let go of before the next one is made
+            while entries:
+                weigh, arguments, parameters = entries.popleft()
+                add_all(parameters, weigh(parameters, *arguments), weigh is as_found)
+            self.runs = []
+            return
+        self._run_and_sum(key, share)
+
+    def _run_and_sum(self, key: Hashable, share: StageShare | None) -> None:
+        """The same where parameters are used again, or other stages hold them, too."""
+        entries = self.entries
         uses = [
             (id(p), run)
             for (_, _, parameters), run in zip(entries, self.runs, strict=True)
@@ -134,10 +147,20 @@ class WeightQueue:
             hooked = weigh is as_found
             if share is not None:
                 gradients = handed_over(parameters, gradients, key, share, hooked=hooked)
-            settle(parameters, gradients, run, again, sums, hooked=hooked)
+            if again is None:
+                add_all(parameters, gradients, hooked)
+            else:
+                settle(parameters, gradients, run, again, sums, hooked=hooked)
         self.runs = []
         if share is not None:
             share.done(key)
+
+
+def add_all(parameters: tuple[torch.Tensor | None, ...], gradients: Gradients, hooked: bool) -> None:
+    """Add the gradients of one use to ``.grad``; `hooked` as for `accumulate`."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if parameter is not None and gradient is not None:
+            accumulate(parameter, gradient, hooked=hooked)
 
 
 def handed_over(
@@ -158,19 +181,19 @@ def settle(
     parameters: tuple[torch.Tensor | None, ...],
     gradients: Gradients,
     run: int,
-    again: Counter[tuple[int, int]] | None,
+    again: Counter[tuple[int, int]],
     sums: dict[tuple[int, int], torch.Tensor],
     *,
     hooked: bool,
 ) -> None:
-    """Add gradients to where they belong: to ``.grad``, or to the sum of a parameter that comes again.
+    """Add the gradients of one use to where they belong: to ``.grad``, or to the sum of a parameter that comes again.
 
     Parameters
     ----------
     run
         Of autograd, in which they were found.
     again
-        How often each parameter, by id and run, is still to come; None if none comes twice.
+        How often each parameter, by id and run, is still to come.
     sums
         What has come of those so far.
     hooked
@@ -179,13 +202,10 @@ def settle(
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if parameter is None or gradient is None:
             continue
-        total = gradient
-        if again is not None:
-            key = id(parameter), run
-            if key in sums:
-                total = sums.pop(key) + gradient
-            again[key] -= 1
-            if again[key]:
-                sums[key] = total
-                continue
-        accumulate(parameter, total, hooked=hooked)
+        key = id(parameter), run
+        total = sums.pop(key) + gradient if key in sums else gradient
+        again[key] -= 1
+        if again[key]:
+            sums[key] = total
+        else:
+            accumulate(parameter, total, hooked=hooked)

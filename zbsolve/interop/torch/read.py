@@ -217,6 +217,7 @@ class _Reader:
     def _cells(self, text: str) -> None:
         if text.count(",") > MOST_ACTIONS:  # before they are all taken apart
             raise FileFormatError(self._name, f"there are more than {MOST_ACTIONS} cells; is it the right file?")
+        text = text.rstrip()  # some editors leave blank lines at the end
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         actions = 0
         try:

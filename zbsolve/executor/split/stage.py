@@ -35,6 +35,7 @@ from zbsolve.executor.split.held import HeldBytes, Storages, Watch, storages
 from zbsolve.executor.split.inflight import held_by
 from zbsolve.executor.split.install import SplitForwards
 from zbsolve.executor.split.learned import Learned
+from zbsolve.executor.split.moving import MovesAway
 from zbsolve.executor.split.report import SplitReport
 from zbsolve.executor.split.shared import StageShare
 from zbsolve.executor.split.waiting import WeightQueue
@@ -42,11 +43,7 @@ from zbsolve.executor.split.waiting import WeightQueue
 __all__ = ["SplitStage"]
 
 
-def _no_mark() -> None:
-    return None
-
-
-class SplitStage:
+class SplitStage(MovesAway):
     """A module prepared for F, B and W.
 
     Parameters
@@ -262,78 +259,6 @@ class SplitStage:
             finish=kept.finish,
             call=kept.call,
         )
-
-    # ---- away in host memory and back
-
-    def _moving(self, inputs: tuple[Any, ...]) -> Away:
-        if self._forwards.sharded:
-            raise RunError(f"{self.name} is sharded by FSDP and cannot be moved away; solve without offload")
-        given = [x for x in inputs if isinstance(x, torch.Tensor)]
-        return Away(self.name, [*self._parameters(), *self.module.buffers(), *given])
-
-    def offload(self, key: Hashable, mark: Callable[[], Any] = _no_mark) -> tuple[Any, Any]:
-        """Start to copy what the forward of a microbatch has saved to host memory.
-
-        Parameters
-        ----------
-        key
-            Of the microbatch, whose forward was told that it `moves`.
-        mark
-            Called where the copies begin and where they end, on the stream that they run on.
-
-        Returns
-        -------
-        What `mark` gave.
-
-        Raises
-        ------
-        RunError
-            If the microbatch is not right behind such a forward.
-        """
-        away = self._moved(key, "offload")
-        # what several microbatches have saved was not made by any of them
-        others = (other.memories() for name, other in self._away.items() if name != key)
-        return away.offload(mark, frozenset[int]().union(*others))
-
-    def release(self, key: Hashable) -> None:
-        """Let go of what was copied, as soon as it is; on CUDA the stream waits, not the caller.
-
-        Raises
-        ------
-        RunError
-            If the microbatch is not right behind its offload.
-        """
-        self._moved(key, "release").release()
-
-    def reload(self, key: Hashable, mark: Callable[[], Any] = _no_mark) -> tuple[Any, Any]:
-        """Take memory again and start to copy it back; parameters, returns and errors as of `offload`."""
-        away = self._moved(key, "reload")
-        marks = away.reload(mark)
-        if self._watch is not None:
-            for memory in away.reloaded():
-                self._watch.made.note(memory)
-        return marks
-
-    def arrive(self, key: Hashable) -> None:
-        """Wait until what was reloaded is back; the backward does so, too, if nobody has.
-
-        Raises
-        ------
-        RunError
-            If the microbatch is not right behind its reload.
-        """
-        self._moved(key, "backward").back()
-        del self._away[key]
-
-    def _moved(self, key: Hashable, doing: str) -> Away:
-        away = self._away.get(key)
-        if away is None:
-            raise RunError(f"{self.name}: {doing} of {key!r}, whose forward was not told that it moves")
-        return away
-
-    def host_bytes(self) -> int:
-        """What lies in host memory on account of microbatches in flight."""
-        return sum(away.host_bytes() for away in self._away.values())
 
     def _wanted(self, inputs: Sequence[Any], requires_grad: Sequence[bool] | None) -> list[bool]:
         if requires_grad is None:

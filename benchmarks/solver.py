@@ -147,6 +147,11 @@ def _row(instance: dict[str, Any], memory: str | int, time_limit_s: float, gap: 
     )
 
 
+def processor_seconds() -> float:
+    """Processor time of this process and its workers so far."""
+    return _used()[0]
+
+
 def _used() -> tuple[float, int]:
     """Processor time of this process and its workers so far, and MiB that they have held at most, all at their most."""
     own, workers = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)

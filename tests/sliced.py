@@ -46,13 +46,14 @@ def tiny(rng: random.Random, *, equal: bool = False, shape: tuple[int, str, int,
             backward_weight_bytes=rng.randint(0, 5),
             workspace_bytes=rng.choice((0, 0, 2)),
             static_bytes=rng.choice((0, 3)),
+            output_bytes=rng.randint(0, 4),
         )
         for _ in range(placement.stages)
     )
     # under causal attention later slices cost more
     factors = (1,) * slices if equal else tuple(rng.choice((1, "1.5", 2)) for _ in range(slices))
     return Problem(
-        profile=Profile(stages=stages, link=Link(latency_ns=rng.choice((0, 0, 2)))),
+        profile=Profile(stages=stages, link=_link(rng)),
         placement=placement,
         microbatches=sequences * slices,
         slices=slices,
@@ -60,6 +61,11 @@ def tiny(rng: random.Random, *, equal: bool = False, shape: tuple[int, str, int,
         allow=frozenset({backwards}),
         microbatch_factors=factors * sequences,
     )
+
+
+def _link(rng: random.Random) -> Link:
+    latency, queueing = rng.choice((0, 0, 2)), rng.choice((None, None, "link", "sender"))
+    return Link(latency_ns=latency, bytes_per_second=10**9 if queueing else None, queueing=queueing)
 
 
 def needs(problem: Problem, op: Op) -> Iterator[tuple[str, int, int]]:

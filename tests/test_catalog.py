@@ -53,6 +53,7 @@ def test_the_catalog_says_where_every_schedule_comes_from():
         "torch-zb-v",
         "1f1b-v",
         "v-half",
+        "v-block",
         "v-min",
         "chimera",
         "dualpipe",

@@ -113,25 +113,26 @@ def _unit(trial: Trial) -> int | None:
 
 
 def _some_ranks(trial: Trial) -> None:
-    stages = range(trial.reading.stages)
-    _whole(trial, tuple(trial.rng.sample(stages, trial.rng.randint(1, len(stages)))))
+    ranks = range(trial.reading.ranks)
+    _whole(trial, tuple(trial.rng.sample(ranks, trial.rng.randint(1, len(ranks)))))
 
 
 def _all_ranks(trial: Trial) -> None:
-    _whole(trial, tuple(range(trial.reading.stages)))
+    _whole(trial, tuple(range(trial.reading.ranks)))
 
 
-def _whole(trial: Trial, kept: tuple[int, ...]) -> None:
-    given, route = _unit(trial), trial.problem.placement.routes[0]
+def _whole(trial: Trial, ranks: tuple[int, ...]) -> None:
+    given, everything = _unit(trial), len(ranks) == trial.reading.ranks
     unit = given or line.exact_unit(trial.problem)
     most = _cap(trial) // unit
-    question = Question(kind="whole", microbatches=trial.problem.microbatches, kept=frozenset(kept), most=most)
+    read = line.read_line(trial.problem, unit)
+    kept = frozenset(s for s, stage in enumerate(read.stages) if stage.rank in ranks)
+    question = Question(kind="whole", microbatches=trial.problem.microbatches, kept=kept, most=most)
     step = trial.rng.choice([1, 3, max(1, most)])
-    answer, _ = refute(line.read_line(trial.problem, unit), question, _limits(trial), step)
-    kind = "quantised" if given and len(kept) == len(route) else "rank-subset"
-    ranks = () if kind == "quantised" else tuple(sorted(route[s] for s in kept))
-    name = Relaxation(kind=kind, numbers=ranks, unit_ns=given).name
-    _relaxed(trial, kind if len(kept) < len(route) else "all ranks", given, Bound(answer.least * unit, name))
+    answer, _ = refute(read, question, _limits(trial), step)
+    kind = "quantised" if given and everything else "rank-subset"
+    name = Relaxation(kind=kind, numbers=() if kind == "quantised" else tuple(sorted(ranks)), unit_ns=given).name
+    _relaxed(trial, "all ranks" if everything else kind, given, Bound(answer.least * unit, name))
 
 
 def _climbed(trial: Trial, unit: int, cap: int, mark: int) -> Windows:
@@ -146,11 +147,13 @@ def _climbed(trial: Trial, unit: int, cap: int, mark: int) -> Windows:
 
 
 def _windows(trial: Trial) -> None:
-    given, mark = _unit(trial), trial.rng.randrange(trial.reading.stages)
+    if len(trial.reading.routes) > 1:
+        return
+    given, route = _unit(trial), trial.problem.placement.routes[0]
+    mark = route.index(trial.rng.choice(route))  # a name says the rank, and means its first stage
     unit = given or line.exact_unit(trial.problem)
     least, sizes = _climbed(trial, unit, _cap(trial) // unit, mark).best()
-    at = trial.problem.placement.routes[0][mark]
-    name = Relaxation(kind="windows", numbers=sizes, at=at, unit_ns=given).name
+    name = Relaxation(kind="windows", numbers=sizes, at=route[mark], unit_ns=given).name
     _relaxed(trial, "windows", given, Bound(least * unit, name))
 
 
@@ -185,8 +188,10 @@ def _stretches(trial: Trial) -> None:
     """A prefix and a suffix, held against the least that any order at all makes of such a stretch."""
     reading, rng = trial.reading, trial.rng
     p, m = reading.stages, reading.microbatches
-    if m < 2 or trial.operations > ORACLE_OPERATIONS * 2 // 3:
+    if m < 2 or len(reading.routes) > 1 or trial.operations > ORACLE_OPERATIONS * 2 // 3:
         return
+    route = trial.problem.placement.routes[0]
+    on_first = [s for s in range(p) if route[s] == route[0]]
     exact = line.exact_unit(trial.problem)
     unit, mark = rng.choice([exact, exact, 2, 3]), rng.randrange(p)
     windows = _climbed(trial, unit, 2 * line.read_line(trial.problem, unit).serial + 5, mark)
@@ -199,7 +204,7 @@ def _stretches(trial: Trial) -> None:
             begin, until = ("F", mark, 0), [("F", mark, size)]
             more = reading.duration(until[0])
         else:
-            everywhere = range(p) if trial.problem.objective == "makespan" else [0]
+            everywhere = range(p) if trial.problem.objective == "makespan" else on_first
             begin, until = ("F", mark, m - size), [(c, s, j) for c in "BW" for s in everywhere for j in range(m)]
             more = 0
         claimed = known[size] * unit

@@ -8,9 +8,9 @@ from zbsolve.errors import ScheduleConditionError
 from zbsolve.placement import Placement
 
 LOOPED = ("looped-bfs", "torch-looped-bfs", "interleaved-1f1b", "interleaved-1f1b-grouped", "interleaved-zb")
-V = ("zb-v", "torch-zb-v", "1f1b-v", "v-half", "v-min", "dualpipe-v")
+V = ("zb-v", "torch-zb-v", "1f1b-v", "v-half", "v-block", "v-min", "dualpipe-v")
 BIDIRECTIONAL = ("chimera", "dualpipe")
-SPLIT = ("interleaved-zb", "zb-v", "torch-zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v")
+SPLIT = ("interleaved-zb", "zb-v", "torch-zb-v", "v-half", "v-block", "v-min", "dualpipe", "dualpipe-v")
 PLACEMENTS = {
     "linear": Placement.linear(4),
     "looped": Placement.looped(4, 2),

@@ -159,3 +159,29 @@ def test_forwards_only(profile, tmp_path):
     assert [row["schedule"] for row in shown["rows"]] == ["forward-only", "solved"]
     assert "use forward-only" in call("baseline", "1f1b", profile, "-m", "3", "--forward-only", code=2).stderr
     call("draw", str(path))
+
+
+def test_sequences_in_slices(profile, tmp_path):
+    path = tmp_path / "t.json"
+    asked = ("-m", "4", "--slices", "2")
+    made = call_json("solve", profile, *asked, "--time-limit", "5", "-o", str(path))
+    assert made["slices"] == 2
+    assert call_json("check", str(path), "--bound")["ok"]
+    published = call_json("baseline", "seq-1f1b", profile, *asked)
+    assert published["digest"] == made["digest"]
+    assert (published["period_ns"], published["peak_bytes"]) == (15_000, [6, 4])
+    assert "4 microbatches (2 sequences of 2 slices)" in call("baseline", "naive", profile, *asked).stdout
+    shown = call_json("compare", profile, *asked, "--time-limit", "2")
+    names = [row["schedule"] for row in shown["rows"]]
+    assert names == ["naive", "gpipe", "seq-1f1b", "seq-zb-h1", "solved"]
+    assert "use slices=1, or seq-1f1b" in call("baseline", "1f1b", profile, *asked, code=2).stderr.replace("\n", " ")
+    assert "--slices" in call("baseline", "seq-1f1b", profile, "-m", "4", code=2).stderr
+    assert "sequences x slices" in call("solve", profile, "-m", "4", "--slices", "3", code=2).stderr.replace("\n", " ")
+    refused = call("emit", str(path), "--to", "torch-csv", "-o", str(tmp_path / "x.csv"), code=2)
+    assert "slices of one sequence" in refused.stderr.replace("\n", " ")
+    for to in ("perfetto", "csv"):
+        call("emit", str(path), "--to", to, "-o", str(tmp_path / f"x.{to}"))
+    for verb in ("draw", "explain"):
+        call(verb, str(path))
+    call("report", str(path), "-o", str(tmp_path / "r.html"))
+    assert "2 sequences of 2 slices" in (tmp_path / "r.html").read_text()

@@ -195,6 +195,30 @@ def test_a_step_that_failed_leaves_nothing_carried():
         assert pipeline.step(x, target) > 0
 
 
+def test_forwards_that_run_again_after_a_wrong_step_start_without_a_carry():
+    """Steps that are clipped late are bit for bit those that wait: what was carried meanwhile is dropped."""
+    asked = attention.problem(Placement.linear(3), 2, 3)
+    table, found = simulate(asked, baseline("seq-1f1b", asked)), []
+    for synchronous in (True, False):
+        stages = attention.model(3)
+        with Pipeline(
+            table,
+            stages,
+            attention.loss,
+            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+            max_grad_norm=0.5,
+            synchronous=synchronous,
+        ) as pipeline:
+            losses = [float(pipeline.step(*attention.batch(2, 12, seed=step))) for step in range(3)]
+            pipeline.flush()
+            undone = any(validation.rerun for validation in pipeline.validations)
+        found.append((losses, [p.detach().clone() for stage in stages for p in stage.parameters()], undone))
+    (losses, weights, _), (mine, own, undone) = found
+    assert undone
+    assert losses == mine
+    assert all(torch.equal(plain, late) for plain, late in zip(weights, own, strict=True))
+
+
 def test_who_takes_a_carry():
     assert carries(attention.Attention())
     assert not carries(attention.Pointwise())

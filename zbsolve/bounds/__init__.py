@@ -8,8 +8,8 @@ whatever is split, fused, computed again or moved away, and for the memory limit
 |---|---|---|
 | load, chain, head-tail | any | work of a rank, path of one microbatch, what precedes and follows (makespan) |
 | link-load | any | what a link must carry, where transfers queue |
-| two-phase | one stage a rank, one route | idle time before the first and the last backward |
-| memory-time | the same | bytes x time that microbatches occupy |
+| two-phase | one route | idle time before the first and the last backward |
+| memory-time | one stage a rank, one route | bytes x time that microbatches occupy |
 | recompute | the same | that, and the time of computing forwards again that memory cannot keep |
 | relay | the same | a later rank's work inside an earlier rank's span |
 | counting | the same | earliest times of all counts of F, B and W, rank by rank |
@@ -28,8 +28,8 @@ from zbsolve.bounds.links import link_load
 from zbsolve.bounds.memory_time import memory_time
 from zbsolve.bounds.recomputing import recomputing
 from zbsolve.bounds.relay import relay
-from zbsolve.bounds.single import SingleRank, single_ranks
-from zbsolve.bounds.two_phase import two_phase
+from zbsolve.bounds.single import SingleRank, single_ranks, visits
+from zbsolve.bounds.two_phase import two_phase, two_phase_of_chunks
 from zbsolve.bounds.work import chain, head_tail, load
 from zbsolve.problem import Problem
 from zbsolve.solution import Bound
@@ -81,8 +81,23 @@ def lower_bounds(problem: Problem, *, most_effort: int = MAX_EFFORT) -> tuple[Bo
         bounds.append(Bound(relay(ranks, makespan=makespan), "relay"))
         promise = [max(pair) for pair in zip(phases, areas, strict=True)]
         bounds.append(Bound(_count(ranks, promise, most_effort, makespan=makespan), "counting"))
+    elif len(problem.placement.routes) == 1 and not problem.forward_only:
+        bounds.append(Bound(_two_phase_of_all(visits(costs), makespan=makespan), "two-phase"))
     apply = [bound for bound in bounds if bound.value_ns > 0 or bound.name == "load"]
     return tuple(sorted(apply, key=lambda bound: -bound.value_ns))
+
+
+def _two_phase_of_all(stages: Sequence[SingleRank], *, makespan: bool) -> int:
+    """The best of all ranks, each with its chunks; what ends the iteration for one of them at least comes after."""
+    best = 0
+    for number in {stage.number for stage in stages}:
+        at = [s for s, stage in enumerate(stages) if stage.number == number]
+        chunks = [stages[s] for s in at]
+        way = sum(stages[s].forward + stages[s].down for s in range(at[0], at[-1]))
+        back = sum(stages[s + 1].gradient + stages[s].up for s in range(at[0], at[-1]))
+        span = two_phase_of_chunks(chunks, way, back) + min(chunk.after for chunk in chunks)
+        best = max(best, span + (chunks[0].head if makespan else 0))
+    return best
 
 
 def _count(ranks: Sequence[SingleRank], promise: Sequence[int], most_effort: int, *, makespan: bool) -> int:

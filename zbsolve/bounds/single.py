@@ -1,7 +1,8 @@
-"""One rank with one stage, all microbatches alike: the numbers that the stronger bounds argue about.
+"""One stage on its rank, all microbatches alike: the numbers that the stronger bounds argue about.
 
 Everything the other ranks do is replaced by one delay: the backward of a microbatch starts at least
-L after its F does. Any timetable keeps that, so a bound for such a rank is a bound for the whole.
+L after its F does. Any timetable keeps that, so a bound for such a rank is a bound for the whole. What is
+said here of a rank alone is for one stage a rank; where a rank has several chunks, each is read like this.
 
 Memory is counted net of static bytes and of workspace, which is there while any operation runs.
 With a microbatches between start of F and end of B, and b between end of B and end of W,
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from zbsolve.bounds.costs import Costs
 from zbsolve.bounds.slices import lead, longer_turns
 from zbsolve.opgraph import Int64
 
-__all__ = ["SingleRank", "single_ranks"]
+__all__ = ["SingleRank", "single_ranks", "visits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,10 @@ class SingleRank:
         What computing F again takes, where that is the one way to hold less; None where it is not.
     longer
         Over all microbatches, how much longer than L they at least wait between F and their backward.
+    beneath
+        What the same microbatch's F's of the rank's earlier chunks hold besides: their backwards come later.
+    number, route
+        Of the rank, and the route that its microbatches take.
     """
 
     microbatches: int
@@ -77,6 +84,9 @@ class SingleRank:
     down: int
     up: int
     after: int = 0
+    beneath: int = 0
+    number: int = 0
+    route: int = 0
     slices: int = 1
     lead: int = 0
     last_turn: int = 0
@@ -102,17 +112,18 @@ class SingleRank:
     def in_flight(self) -> int:
         """K: the most microbatches between start of F and end of the backward at once, at most m.
 
-        Where only split backwards are possible and keep > held, B must still fit beside the others:
-        until the next backward the number in flight can only grow, and then (K - 1) held + keep <= room.
-        A fused backward always fits. Where F may hold less than its backward needs, that must fit beside the others
-        by the same argument.
+        Each holds as much on the rank's earlier chunks as well. Where only split backwards are possible and
+        keep > held, B must still fit beside the others: until the next backward the number in flight can only
+        grow, and then (K - 1) held + keep <= room. A fused backward always fits. Where F may hold less than its
+        backward needs, that must fit beside the others by the same argument.
         """
-        if not self.held:
+        each = self.held + self.beneath
+        if not each:
             return self.microbatches
         first = max(self.held, self.whole)
         if self.fused is None and self.split is not None:
             first = max(first, self.split[2])
-        return min(self.microbatches, 1 + (self.room - first) // self.held)
+        return min(self.microbatches, 1 + (self.room - self.beneath - first) // each)
 
     def kept_beside(self, in_flight: int) -> int:
         """The most microbatches that can wait for W beside so many in flight; 0 if none is split."""
@@ -134,43 +145,58 @@ class SingleRank:
 
 def single_ranks(costs: Costs) -> tuple[SingleRank, ...]:
     """The ranks in the order of their stages; only for one stage a rank and one route."""
+    return visits(costs)
 
-    def least(values: Int64, s: int) -> int:
-        return int(values[s].min())
 
-    ranks = []
-    for s in range(costs.stages):
-        rank = int(costs.rank[s, 0])
-        can_split = costs.input_ns is not None and bool(costs.splittable[s].any())
-        split = None
-        if can_split:
-            assert costs.input_ns is not None
-            assert costs.weight_ns is not None
-            assert costs.keep_bytes is not None
-            split = (least(costs.input_ns, s), least(costs.weight_ns, s), least(costs.keep_bytes, s))
-        inner = s < costs.stages - 1
-        ranks.append(
-            SingleRank(
-                microbatches=costs.microbatches,
-                forward=least(costs.forward_ns, s),
-                gradient=least(costs.gradient_ns, s),
-                backward=least(costs.backward_ns, s),
-                split=split,
-                fused=None if costs.fused_ns is None else least(costs.fused_ns, s),
-                held=least(costs.held_bytes, s),
-                room=int(costs.limit_bytes[rank] - costs.base_bytes[rank]) - least(costs.workspace_bytes, s),
-                turn=least(costs.turn_ns, s),
-                head=least(costs.head_ns, s),
-                tail=least(costs.tail_ns, s),
-                down=least(costs.down_ns, s) if inner else 0,
-                up=least(costs.up_ns, s) if inner else 0,
-                whole=least(costs.held_bytes + costs.again_bytes, s),
-                again=None if costs.again_ns is None else least(costs.again_ns, s),
-                after=int(costs.reduce_ns[s, rank] + costs.optimizer_ns[s, rank]),
-                **_of_slices(costs, s),
-            )
-        )
-    return tuple(ranks)
+def visits(costs: Costs) -> tuple[SingleRank, ...]:
+    """Every stage of every route that some microbatch takes, in the order in which it is come by, route after route."""
+    taken = np.asarray(costs.problem.route_of)
+    return tuple(
+        _visit(costs, s, route, np.flatnonzero(taken == route))
+        for route in range(len(costs.problem.placement.routes))
+        if (taken == route).any()
+        for s in range(costs.stages)
+    )
+
+
+def _visit(costs: Costs, s: int, route: int, columns: Int64) -> SingleRank:
+    """A stage as the microbatches of one route see it."""
+
+    def least(values: Int64, stage: int = s) -> int:
+        return int(values[stage, columns].min())
+
+    ranks = costs.problem.placement.routes[route]
+    rank = ranks[s]
+    split = None
+    if costs.input_ns is not None and bool(costs.splittable[s, columns].any()):
+        assert costs.weight_ns is not None
+        assert costs.keep_bytes is not None
+        split = (least(costs.input_ns), least(costs.weight_ns), least(costs.keep_bytes))
+    inner = s < costs.stages - 1
+    return SingleRank(
+        microbatches=len(columns),
+        forward=least(costs.forward_ns),
+        gradient=least(costs.gradient_ns),
+        backward=least(costs.backward_ns),
+        split=split,
+        fused=None if costs.fused_ns is None else least(costs.fused_ns),
+        held=least(costs.held_bytes),
+        # whatever runs, at least this workspace is needed beside what is held
+        room=int(costs.limit_bytes[rank] - costs.base_bytes[rank])
+        - int(costs.workspace_bytes[costs.rank == rank].min()),
+        turn=least(costs.turn_ns),
+        head=least(costs.head_ns),
+        tail=least(costs.tail_ns),
+        down=least(costs.down_ns) if inner else 0,
+        up=least(costs.up_ns) if inner else 0,
+        whole=least(costs.held_bytes + costs.again_bytes),
+        again=None if costs.again_ns is None else least(costs.again_ns),
+        after=int(costs.reduce_ns[s, rank] + costs.optimizer_ns[s, rank]),
+        beneath=sum(least(costs.held_bytes, t) for t in range(s) if ranks[t] == rank),
+        number=rank,
+        route=route,
+        **(_of_slices(costs, s) if len(costs.problem.placement.routes) == 1 else {}),
+    )
 
 
 def _of_slices(costs: Costs, stage: int) -> dict[str, int]:

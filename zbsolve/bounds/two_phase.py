@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
 from zbsolve.bounds.single import SingleRank
 
-__all__ = ["two_phase"]
+__all__ = ["two_phase", "two_phase_of_chunks"]
 
 
 def two_phase(rank: SingleRank) -> int:
@@ -53,3 +57,81 @@ def two_phase(rank: SingleRank) -> int:
     if m <= most:
         cases.append(max(0, rank.lead + turn - m * forward, turn - forward - (m - own) * backward))
     return rank.work + min(cases)
+
+
+def two_phase_of_chunks(chunks: Sequence[SingleRank], way: int, back: int) -> int:
+    """The same for a rank with several stages on one route.
+
+    Parameters
+    ----------
+    chunks
+        Its stages, first to last.
+    way, back
+        Least time from the start of F of the first to that of the last, and from the start of a backward of the last to
+        that of the first, spent there and on other ranks.
+
+    Notes
+    -----
+    *Before the first backward.* Of a microbatch the last chunk's backward is the first on the rank. So the first
+    backward of all is one of the last chunk; it starts at least ``way + L`` after the F of its microbatch on the first
+    chunk, L being that of the last. Only F's run before, and none of what they hold is freed: with n_1 >= n_2 >= ...
+    of the chunks (a microbatch comes by one after the other), sum of n held <= room. If m_i microbatches got just so
+    far as chunk i, they did V_i = F_1 + ... + F_i and hold H_i = held_1 + ... + held_i each; so the F's take at most
+    ``room x max V_i / H_i``, where room may be rounded down to what the held bytes can add up to.
+
+    *After the last F.* It is of the last chunk, of microbatch j say, and starts at x. The backward of j on the first
+    chunk starts no earlier than ``x + L + back``. Until then the rank has only what was in memory at x: of j the
+    backwards of the other chunks; of the others, in room less what j holds on all chunks, whole backwards c at held
+    bytes each, and W's alone, which gain d at most, at keep bytes each. So they take at most
+    ``rest x max(c / held, d / keep)``.
+
+    *Together* as for one stage: if the last F comes after the first backward, the idle times add, and that F is not
+    among those before. Else all F's come first, which needs room for all of them, and the larger counts. Own proof.
+    """
+    first, last = chunks[0], chunks[-1]
+    m, room = first.microbatches, first.room
+    work = sum(chunk.work for chunk in chunks)
+    forwards = m * sum(chunk.forward for chunk in chunks)
+    common = math.gcd(*(chunk.held for chunk in chunks)) or 1
+    filled = _most_forwards(chunks, room // common * common)
+    arrives = way + last.turn
+
+    own = sum(chunk.backward for chunk in chunks[1:])
+    others = (m - 1) * sum(chunk.backward for chunk in chunks)
+    drained = _most_backwards(chunks, room - sum(chunk.held for chunk in chunks))
+    leaves = last.turn - last.forward + back
+
+    before_last = forwards - last.forward
+    idle1 = max(0, arrives - (before_last if filled is None else min(before_last, filled)))
+    idle2 = max(0, leaves - own - (others if drained is None else min(others, drained)))
+    cases = [idle1 + idle2]
+    if m * sum(chunk.held for chunk in chunks) <= room:
+        cases.append(max(0, arrives - forwards, leaves - own - others))
+    return work + min(cases)
+
+
+def _most_forwards(chunks: Sequence[SingleRank], room: int) -> int | None:
+    """The longest that F's can run while nothing is freed; None if memory does not limit them."""
+    best, taken, held = Fraction(0), 0, 0
+    for chunk in chunks:
+        taken, held = taken + chunk.forward, held + chunk.held
+        if taken and not held:
+            return None
+        if held:
+            best = max(best, Fraction(taken, held))
+    return math.floor(room * best)
+
+
+def _most_backwards(chunks: Sequence[SingleRank], room: int) -> int | None:
+    """The longest that backwards of what fits into some room can run; None if memory does not limit them."""
+    best = Fraction(0)
+    for chunk in chunks:
+        works = [(chunk.backward, chunk.held)]
+        if chunk.split is not None:
+            works.append((chunk.deferred, chunk.split[2]))
+        for work, held in works:
+            if work and not held:
+                return None
+            if work:
+                best = max(best, Fraction(work, held))
+    return math.floor(max(0, room) * best)

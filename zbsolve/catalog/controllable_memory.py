@@ -1,27 +1,32 @@
-"""1F1B-V, V-Half, V-Min: schedules on a V that hold a chosen share of 1F1B's memory (arXiv 2405.15362).
+"""1F1B-V, V-Half, V-Min and the blocks between them: a V with a chosen share of 1F1B's memory (arXiv 2405.15362).
 
 A rank of a V holds one chunk that waits long for its gradient and one that waits briefly, so all
 ranks hold about the same, and less in all the faster a microbatch is through. The blocks below
 differ in how fast that is: V-Min as fast as it can be, V-Half slow enough that real costs, which
-are never all equal, leave no bubble in the steady part.
+are never all equal, leave no bubble in the steady part. Between them lie blocks in which some of the ranks go
+slowly: `v_block` takes the best of these for a memory limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import permutations
+
+import numpy as np
 
 from zbsolve.catalog.building_block import INTERVAL, Block, reordered
 from zbsolve.catalog.conditions import require_split, require_v
 from zbsolve.catalog.schedule import Member, Schedule
 from zbsolve.catalog.v_shape import VShape
 from zbsolve.catalog.weight_passes import gradients_first, late_weights
+from zbsolve.errors import ScheduleConditionError
+from zbsolve.metrics import peak_bytes
 from zbsolve.opgraph import OpGraph
 from zbsolve.problem import Problem
 from zbsolve.simulate import Timer
 from zbsolve.timetable import Order
 
-__all__ = ["MEMBERS"]
+__all__ = ["MEMBERS", "family"]
 
 Legs = tuple[int, ...]
 
@@ -51,16 +56,26 @@ def _with_weights(legs: tuple[Legs, ...]) -> Iterator[Block]:
         yield Block(legs, tuple(way))
 
 
+def _blocks(block_of: Callable[[int, int], Legs], ranks: int, peak: int) -> list[Block]:
+    """A published block with its weight passes, as far as it holds no more than its peak."""
+    blocks = _with_weights(tuple(block_of(ranks, i) for i in range(ranks)))
+    return [block for block in blocks if block.peak <= peak]
+
+
 def _split(problem: Problem, name: str, block_of: Callable[[int, int], Legs], microbatches_held: int) -> Order:
     """The best of the orders that a block gives within its memory, timed on the costs."""
+    peak, ranks = 2 * microbatches_held, len(require_v(problem, name))
+    orders = _played(problem, name, _blocks(block_of, ranks, peak), peak)
+    return min(orders, key=orders.__getitem__)
+
+
+def _played(problem: Problem, name: str, blocks: Iterable[Block], peak: int) -> dict[Order, int]:
+    """The orders that blocks give, each with its value."""
     shape = VShape(require_v(problem, name))
-    ranks, peak = len(shape.down), 2 * microbatches_held
     graph = OpGraph.build(problem)
     costs = shape.costs(graph)
     orders: dict[Order, int] = {}
-    for block in _with_weights(tuple(block_of(ranks, i) for i in range(ranks))):
-        if block.peak > peak:
-            continue
+    for block in blocks:
         rows = reordered(block, problem.microbatches, peak)
         hurried = gradients_first(rows, costs)
         for candidate in (rows, late_weights(rows, costs, peak), hurried, late_weights(hurried, costs, peak)):
@@ -68,7 +83,106 @@ def _split(problem: Problem, name: str, block_of: Callable[[int, int], Legs], mi
             if order not in orders:
                 timer = Timer(graph, graph.encode(order))
                 orders[order] = (timer.period() if problem.objective == "period" else timer.makespan()).value_ns
-    return min(orders, key=orders.__getitem__)
+    return orders
+
+
+def _fitting(graph: OpGraph, orders: dict[Order, int]) -> list[tuple[int, Order]]:
+    """Of the orders those that fit the limits, with their values."""
+    limits = graph.limit_bytes.tolist()
+    return [
+        (value, order)
+        for order, value in orders.items()
+        if all(peak <= most for peak, most in zip(peak_bytes(graph, graph.encode(order)), limits, strict=True))
+    ]
+
+
+def family(ranks: int) -> tuple[Block, ...]:
+    """The blocks from V-Min to V-Half and a little beyond, each once, the least memory first.
+
+    A block is told by two numbers. On the way down with F's and on the way down with gradients a microbatch waits
+    one unit before each of the ranks 1..k, as in V-Half before all and in V-Min before none; on the first rank
+    it waits d units, 0 to 3, for its way down again. Everything else follows at once, or in the first unit
+    after that which no other operation of the rank takes in any interval.
+    """
+    blocks: dict[Block, None] = {}
+    for slow in range(ranks):
+        for wait in range(4):
+            legs = _walk(ranks, slow, wait)
+            for block in _with_weights(legs):
+                blocks[block] = None
+    return tuple(sorted(blocks, key=lambda block: block.peak))
+
+
+def _walk(ranks: int, slow: int, wait: int) -> tuple[Legs, ...]:
+    """By rank the units of the four legs of a microbatch that goes on as soon as it may."""
+    starts: list[list[int]] = [[] for _ in range(ranks)]
+    at = 0
+    for leg in range(4):
+        down = leg % 2 == 0
+        for place in range(ranks) if down else reversed(range(ranks)):
+            if down and place:
+                at += place <= slow
+            elif leg == 2:
+                at += wait
+            while at % INTERVAL in {start % INTERVAL for start in starts[place]}:
+                at += 1
+            starts[place].append(at)
+            at += 1
+    return tuple(tuple(legs) for legs in starts)
+
+
+_TRIED, _TRIED_OPERATIONS = 8, 9_000
+"""Blocks that are played for a problem, those that hold the most first, and the operations in all of them together;
+the two of the paper come on top."""
+
+
+def v_block(problem: Problem) -> Order:
+    """The block between V-Min and V-Half that takes the least time within the memory limit, timed on the costs.
+
+    Without a limit it is that of V-Half, the memory of (p+2)//2 microbatches. The blocks are those of `family`; a
+    block holds at most its own peak however many microbatches there are. V-Min and V-Half are among those tried, so
+    where one of them fits this is never slower.
+
+    Raises
+    ------
+    ScheduleConditionError
+        If the placement is no V, B and W may not stand apart, or not even the least block fits the limit.
+    """
+    require_split(problem, "v-block")
+    ranks = len(require_v(problem, "v-block"))
+    graph = OpGraph.build(problem)
+    half, least = (ranks + 2) // 2, (ranks + 4) // 3
+    most = _chunks_that_fit(graph, half)
+    found: list[tuple[int, Order]] = []
+    for block_of, held in ((_min, least), (_half, half)):
+        if 2 * held <= most:
+            found += _fitting(graph, _played(problem, "v-block", _blocks(block_of, ranks, 2 * held), 2 * held))
+    blocks = [block for block in family(ranks) if block.peak <= most]
+    tried = max(1, min(_TRIED, _TRIED_OPERATIONS // len(graph)))
+    for block in blocks[: -tried - 1 : -1]:
+        found += _fitting(graph, _played(problem, "v-block", [block], block.peak))
+    if not found:
+        raise ScheduleConditionError(
+            f"v-block needs the memory of {least} microbatches, as V-Min does, on every rank; the limit leaves room "
+            f"for {most} chunks, two of them a microbatch; raise the memory limit, or use another schedule"
+        )
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _chunks_that_fit(graph: OpGraph, default: int) -> int:
+    """Chunks that the rank with the least room can hold; twice the default where no rank has a limit."""
+    problem = graph.problem
+    rooms = []
+    for rank, limit in enumerate(problem.limit_bytes):
+        if limit is None:
+            continue
+        mine = graph.rank == rank
+        change = graph.start_bytes[mine] + graph.end_bytes[mine]
+        # what a chunk holds until its W, at most: some hold less once their B is over, and more of them may fit
+        largest = int(np.abs(change).max())
+        room = limit - int(graph.base_bytes[rank])
+        rooms.append(room // largest if largest else 2 * problem.microbatches)
+    return min(rooms, default=2 * default)
 
 
 def v_half(problem: Problem) -> Order:
@@ -162,5 +276,11 @@ def _member(name: str, build: Callable[[Problem], Order], needs: str) -> Member:
 MEMBERS = (
     _member("1f1b-v", one_f_one_b_v, "a V; memory of 2p//3 + 1 microbatches"),
     _member("v-half", v_half, "a V; B and W apart; memory of (p+2)//2 microbatches"),
+    _member(
+        "v-block",
+        v_block,
+        "a V; B and W apart; the best of the blocks from V-Min to V-Half that keeps the memory limit (without one: "
+        "that of V-Half), which must hold (p+4)//3 microbatches",
+    ),
     _member("v-min", v_min, "a V; B and W apart; memory of (p+4)//3 microbatches"),
 )

@@ -101,7 +101,7 @@ def verify_bound(
     if relaxation is None:
         return _anyhow(problem, name, value_ns, limits)
     if not reads(problem):
-        return Verdict("wrong", f"{name} is for training with one stage a rank, on one route")
+        return Verdict("wrong", f"{name} is for training, with a first route that comes by every rank")
     if relaxation.kind == "windows":
         return _windows(problem, relaxation, value_ns, limits, lambda: time.perf_counter() >= deadline)
     return _whole(problem, relaxation, value_ns, limits)
@@ -116,7 +116,7 @@ def _anyhow(problem: Problem, name: str, value_ns: int, limits: Callable[[float 
     if best.value_ns >= value_ns:
         return Verdict("verified", f"{unknown}, but {best.name} gives {best.value_ns} ns")
     if reads(problem):
-        everything = Relaxation(kind="rank-subset", numbers=tuple(sorted(problem.placement.routes[0])))
+        everything = Relaxation(kind="rank-subset", numbers=tuple(range(problem.placement.ranks)))
         verdict = _whole(problem, everything, value_ns, limits)
         if verdict.ok:
             return Verdict("verified", f"{unknown}, but {verdict.message}")
@@ -133,9 +133,9 @@ def _formula(problem: Problem, name: str, value_ns: int) -> Verdict:
 def _whole(
     problem: Problem, relaxation: Relaxation, value_ns: int, limits: Callable[[float | None], Limits]
 ) -> Verdict:
-    route = problem.placement.routes[0]
-    numbers = relaxation.numbers if relaxation.kind == "rank-subset" else tuple(range(len(route)))
-    if len(set(numbers)) != len(numbers) or not set(numbers) <= set(route):
+    everything = tuple(range(problem.placement.ranks))
+    numbers = relaxation.numbers if relaxation.kind == "rank-subset" else everything
+    if len(set(numbers)) != len(numbers) or not set(numbers) <= set(everything):
         return Verdict("wrong", f"{relaxation.name} names ranks that the problem does not have, or one twice")
     unit = relaxation.unit_ns or exact_unit(problem)
     line = read_line(problem, unit)
@@ -146,7 +146,7 @@ def _whole(
     question = Question(
         kind="whole",
         microbatches=problem.microbatches,
-        kept=frozenset(route.index(r) for r in numbers),
+        kept=frozenset(s for s, stage in enumerate(line.stages) if stage.rank in numbers),
         most=(value_ns - 1) // unit,
         only_exists=True,
     )
@@ -160,7 +160,7 @@ def _whole(
 
 def _surely_enough(line: Line) -> int:
     """Units in which one microbatch at a time is over, with one more for each time that is rounded by itself."""
-    return line.serial + 3 * (line.microbatches + 2) * (len(line.ranks) + 2)
+    return line.serial + 3 * (line.microbatches + 2) * (len(line.stages) + 2)
 
 
 def _too_fine(relaxation: Relaxation) -> Verdict:
@@ -178,6 +178,8 @@ def _windows(
     if sum(sizes) != problem.microbatches or not all(sizes):
         return Verdict("wrong", f"{relaxation.name} does not cover the {problem.microbatches} microbatches")
     route = problem.placement.routes[0]
+    if len(problem.placement.routes) > 1:
+        return Verdict("wrong", f"{relaxation.name} is for one route")
     if relaxation.at not in route:
         return Verdict("wrong", f"{relaxation.name} counts on a rank that the problem does not have")
     unit = relaxation.unit_ns or exact_unit(problem)
@@ -186,7 +188,7 @@ def _windows(
         return _too_fine(relaxation)
     if value_ns // unit > _surely_enough(line):
         return Verdict("wrong", f"one microbatch at a time takes less than {value_ns} ns")
-    windows = Windows(line, -(-value_ns // unit), tuple(range(len(line.ranks))), route.index(relaxation.at))
+    windows = Windows(line, -(-value_ns // unit), tuple(range(len(line.stages))), route.index(relaxation.at))
     for _ in climb(windows, longest=max(sizes), limits=limits):
         if windows.total(sizes) * unit >= value_ns:
             return Verdict("verified", f"{relaxation.name}, solved again, gives at least {value_ns} ns")

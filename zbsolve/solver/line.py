@@ -1,4 +1,4 @@
-"""A pipeline of one stage a rank, reduced to what a relaxation reads, with times in units that lose little.
+"""A pipeline reduced to what a relaxation reads, with times in units that lose little.
 
 A relaxation must hold for every choice of split and fused backwards. Both are replaced by one that
 is no worse than either: its gradient is there as early as the earlier of the two, its whole work is
@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zbsolve.bounds.costs import Costs, read_costs
-from zbsolve.bounds.single import SingleRank, single_ranks
+from zbsolve.bounds.single import SingleRank, visits
 from zbsolve.problem import Problem
 
-__all__ = ["Line", "LineRank", "exact_unit", "good_unit", "read_line", "reads"]
+__all__ = ["Line", "LineStage", "exact_unit", "good_unit", "read_line", "reads"]
 
 _LARGEST = 2**45
 
@@ -36,8 +36,8 @@ _COARSEST, _FINE = 3_000, 15_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineRank:
-    """One rank of the line; times in units, memory in bytes.
+class LineStage:
+    """One stage of the line as the microbatches of one route see it; times in units, memory in bytes.
 
     Parameters
     ----------
@@ -56,6 +56,10 @@ class LineRank:
         Least time before the first F and after the last gradient, spent on other ranks.
     after
         What follows all of it on the rank, the reduction of its gradients and the optimizer.
+    rank, route
+        Where it runs, and which route it is on.
+    microbatches
+        How many come by.
     """
 
     forward: int
@@ -70,16 +74,19 @@ class LineRank:
     head: int
     tail: int
     after: int = 0
+    rank: int = 0
+    route: int = 0
+    microbatches: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Ranks in the order of their stages.
+    """Stages in the order in which a microbatch comes by them, route after route.
 
     Parameters
     ----------
-    ranks
-        One a stage.
+    stages
+        Of all routes.
     microbatches
         m.
     makespan
@@ -88,29 +95,55 @@ class Line:
         What one unit of time is.
     """
 
-    ranks: tuple[LineRank, ...]
+    stages: tuple[LineStage, ...]
     microbatches: int
     makespan: bool
     unit_ns: int
 
+    @property
+    def routes(self) -> int:
+        """How many routes there are."""
+        return len({stage.route for stage in self.stages})
+
+    @property
+    def single(self) -> bool:
+        """Whether every rank runs one stage, on one route."""
+        return len({stage.rank for stage in self.stages}) == len(self.stages)
+
     def down(self, a: int, b: int) -> int:
-        """Least time from the start of F of rank a to that of rank b."""
-        return sum(r.forward + r.down for r in self.ranks[a:b])
+        """Least time from the start of F of stage a to that of stage b of the same route."""
+        return sum(r.forward + r.down for r in self.stages[a:b])
 
     def up(self, b: int, a: int) -> int:
-        """Least time from the start of the backward of rank b to that of rank a."""
-        return sum(self.ranks[k + 1].gradient + self.ranks[k].up for k in range(a, b))
+        """Least time from the start of the backward of stage b to that of stage a of the same route."""
+        return sum(self.stages[k + 1].gradient + self.stages[k].up for k in range(a, b))
+
+    def last(self, a: int) -> int:
+        """The last stage of the route that stage a is on."""
+        route = self.stages[a].route
+        return max(s for s, stage in enumerate(self.stages) if stage.route == route)
 
     def turn(self, a: int) -> int:
-        """L: least time from the start of F to the start of the backward of rank a."""
-        last = len(self.ranks) - 1
-        return self.down(a, last) + self.ranks[last].forward + self.up(last, a)
+        """L: least time from the start of F to the start of the backward of stage a."""
+        last = self.last(a)
+        return self.down(a, last) + self.stages[last].forward + self.up(last, a)
 
     @property
     def serial(self) -> int:
-        """What one microbatch after the other takes: no more is needed by any line that fits its memory."""
-        weight, after = max(r.weight for r in self.ranks), max(r.after for r in self.ranks)
-        return self.microbatches * (self.turn(0) + self.ranks[0].gradient + weight) + after
+        """What one microbatch after the other takes: no more is needed by any line that fits its memory.
+
+        Each gradient is followed at once by its W, beside which earlier ranks go on; with several chunks they
+        may be the same rank, so that every W is waited for.
+        """
+        after = max(r.after for r in self.stages)
+        total = 0
+        for first, stage in enumerate(self.stages):
+            if first and self.stages[first - 1].route == stage.route:
+                continue
+            weights = [r.weight for r in self.stages if r.route == stage.route]
+            weight = max(weights) if self.single else sum(weights)
+            total += stage.microbatches * (self.turn(first) + stage.gradient + weight)
+        return total + (after if self.single else sum(r.after for r in self.stages))
 
     @property
     def handy(self) -> bool:
@@ -119,9 +152,10 @@ class Line:
 
 
 def reads(problem: Problem) -> bool:
-    """Whether the relaxations apply: one stage a rank, one route, a backward after each forward."""
-    placement = problem.placement
-    return not problem.forward_only and len(placement.routes) == 1 and placement.ranks == placement.stages
+    """Whether the relaxations apply: a backward after each forward, and the first route comes by every rank."""
+    placement, taken = problem.placement, problem.route_of
+    assert taken is not None
+    return not problem.forward_only and 0 in taken and len(set(placement.routes[0])) == placement.ranks
 
 
 def read_line(problem: Problem, unit_ns: int) -> Line:
@@ -134,16 +168,16 @@ def read_line(problem: Problem, unit_ns: int) -> Line:
     """
     costs = read_costs(problem)
     return Line(
-        ranks=tuple(_line_rank(rank, unit_ns) for rank in single_ranks(costs)),
+        stages=tuple(_line_stage(stage, unit_ns) for stage in visits(costs)),
         microbatches=problem.microbatches,
         makespan=problem.objective == "makespan",
         unit_ns=unit_ns,
     )
 
 
-def _line_rank(rank: SingleRank, unit: int) -> LineRank:
+def _line_stage(rank: SingleRank, unit: int) -> LineStage:
     keep = 0 if rank.split is None else rank.split[2] if rank.fused is None else min(rank.held, rank.split[2])
-    return LineRank(
+    return LineStage(
         forward=rank.forward // unit,
         gradient=rank.gradient // unit,
         weight=_weight(rank) // unit,
@@ -156,6 +190,9 @@ def _line_rank(rank: SingleRank, unit: int) -> LineRank:
         head=rank.head // unit,
         tail=rank.tail // unit,
         after=rank.after // unit,
+        rank=rank.number,
+        route=rank.route,
+        microbatches=rank.microbatches,
     )
 
 
@@ -166,7 +203,7 @@ def _weight(rank: SingleRank) -> int:
 
 def _times(costs: Costs) -> list[tuple[int, int]]:
     """The times that a line rounds, each with how often it lies on the longest way down and back."""
-    ranks = single_ranks(costs)
+    ranks = visits(costs)
     times = []
     for rank in ranks:
         times += [(rank.forward, 1), (rank.gradient, 1), (_weight(rank), 1), (rank.down, 1), (rank.up, 1)]

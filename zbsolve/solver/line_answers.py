@@ -106,6 +106,8 @@ def ask(line: Line, question: Question, limits: Limits) -> Answer:
     solver.parameters.random_seed = limits.seed % 2**31
     # from below: "is there less than this?" is refuted fast, while good answers are hard to find
     solver.parameters.use_objective_lb_search = True
+    if not line.single:
+        solver.parameters.linearization_level = 0  # memory shared by stages makes the linear model large and weak
     if limits.deterministic is not None:
         solver.parameters.max_deterministic_time = max(0.001, limits.deterministic)
     status = solver.solve(built.model)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from zbsolve.solver.budget import Budget
+from zbsolve.solver.network import SHAPE
 from zbsolve.solver.pool import Entry, Pool
 from zbsolve.solver.rhythm import sizes_worth
 from zbsolve.solver.smaller import small_sizes, worth_shrinking
@@ -58,6 +59,9 @@ _RELAXED = 12_000
 
 _FIRST = 6
 """Annealing starts before bounds are worked on: what they find tells where the bound has to reach."""
+
+_RHYTHM, _RHYTHM_OF_CHUNKS = 0.06, 0.15
+"""The part of the work for one steady state; stages that share a rank make its model many times larger."""
 
 _RULES = 8
 """Rules of the list scheduler that are kept for each number of microbatches."""
@@ -255,7 +259,7 @@ class Proposals:
             size=sizes[self._repeated - 1],
             value_ns=self.pool.incumbent.value_ns,
             target_ns=self._target(),
-            length=self._length(0.06, 0.4),
+            length=self._length(_RHYTHM if self.pool.case.arrays[SHAPE][4] else _RHYTHM_OF_CHUNKS, 0.4),
             seed=self._seed(),
         )
 

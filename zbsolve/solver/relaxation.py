@@ -7,8 +7,9 @@ can put the question again (`zbsolve.solver.certificate`):
 - ``quantised[u=473000]``: all ranks, times rounded down to multiples of 473000 ns;
 - ``windows[9+10+5,at=0]``: value >= P(9) + P(10) + S(5), counted on rank 0, see `zbsolve.solver.windows`;
 
-and ``u=...`` in any of them where times are rounded. They apply to one stage a rank on one route, for period
-and makespan; the proofs are in `zbsolve.solver.line`, `line_model` and `windows`.
+and ``u=...`` in any of them where times are rounded. They apply to any number of stages a rank, the first two also to
+several routes if the first comes by every rank, for period and makespan; the proofs are in
+`zbsolve.solver.line`, `line_model` and `windows`.
 
 What pays where: all ranks where the question is small enough to be refuted; windows where memory is tight and
 there are more microbatches; smaller subsets where one rank decides with the help of a few others. Where memory is
@@ -133,7 +134,7 @@ def improve_bound(
     Parameters
     ----------
     problem
-        What is asked. Where a rank holds several stages, `best` is returned as it is.
+        What is asked. With forwards alone, or a first route that leaves ranks out, `best` is returned as it is.
     incumbent_ns
         The value of a timetable of the problem.
     best
@@ -167,7 +168,7 @@ def improve_bound(
     if run.over:
         return best
     arms = [_outright(problem, run), _windows(problem, run), _subsets(problem, run)]
-    long = 3 * problem.placement.stages * problem.microbatches > _LONG
+    long = _operations(read_line(problem, 1)) > _LONG
     shares = _SHARES_LONG if long else _SHARES
     if workers > 1 and work_limit is None:
         with ThreadPoolExecutor(len(arms)) as pool:  # CP-SAT runs outside the interpreter's lock
@@ -241,15 +242,14 @@ def _outright(problem: Problem, run: _Run) -> Iterator[float]:
     if not line.handy:
         unit = given = good_unit(problem, run.incumbent_ns)
         line = read_line(problem, unit)
-    place = problem.placement.routes[0]
-    if 3 * len(place) * problem.microbatches > _MOST_OPERATIONS:
+    if _operations(line) > _MOST_OPERATIONS:
         return
-    kind, numbers = ("rank-subset", tuple(sorted(place))) if given is None else ("quantised", ())
+    kind, numbers = ("rank-subset", tuple(range(problem.placement.ranks))) if given is None else ("quantised", ())
     most = (run.incumbent_ns - 1) // unit
     question = Question(
         kind="whole",
         microbatches=problem.microbatches,
-        kept=frozenset(range(len(place))),
+        kept=frozenset(range(len(line.stages))),
         most=most,
         only_exists=True,
     )
@@ -276,11 +276,13 @@ def _windows(problem: Problem, run: _Run) -> Iterator[float]:
     if not line.handy:
         unit = given = good_unit(problem, run.incumbent_ns)
         line = read_line(problem, unit)
-    ranks, mark, place = len(line.ranks), _slowest(line), problem.placement.routes[0]
-    longest = min(line.microbatches, _MOST_OPERATIONS // (3 * ranks))
-    if line.ranks[mark].in_flight >= longest:
+    if line.routes > 1:
+        return  # what runs between the microbatches of one route is not told by their number
+    stages, mark, place = len(line.stages), _slowest(line), problem.placement.routes[0]
+    longest = min(line.microbatches, _MOST_OPERATIONS // (3 * stages))
+    if line.stages[mark].in_flight >= longest:
         return
-    windows = Windows(line, run.incumbent_ns // unit, tuple(range(ranks)), mark)
+    windows = Windows(line, run.incumbent_ns // unit, tuple(range(stages)), mark)
     for work in climb(windows, longest=longest, limits=run.limits):
         run.work += work
         least, sizes = windows.best()
@@ -288,15 +290,21 @@ def _windows(problem: Problem, run: _Run) -> Iterator[float]:
         yield work
 
 
+def _operations(line: Line) -> int:
+    """F's, gradients and W's of the line."""
+    return 3 * sum(stage.microbatches for stage in line.stages)
+
+
 def _slowest(line: Line) -> int:
-    """The rank on which K microbatches take longest to go round, for one of them."""
+    """The first stage of the rank on which K microbatches take longest to go round, for one of them."""
 
     def pace(s: int) -> float:
-        rank = line.ranks[s]
-        waits = (rank.room - rank.in_flight * rank.held) < rank.keep
-        return (line.turn(s) + rank.gradient + (rank.weight if waits else 0)) / rank.in_flight
+        stage = line.stages[s]
+        waits = (stage.room - stage.in_flight * stage.held) < stage.keep
+        return (line.turn(s) + stage.gradient + (stage.weight if waits else 0)) / stage.in_flight
 
-    return max(range(len(line.ranks)), key=lambda s: (pace(s), -s))
+    firsts = {stage.rank: s for s, stage in reversed(list(enumerate(line.stages)))}
+    return max(sorted(firsts.values()), key=lambda s: (pace(s), -s))
 
 
 def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
@@ -305,11 +313,12 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
     Yields the work of each question.
     """
     exact, rounded = exact_unit(problem), good_unit(problem, run.incumbent_ns)
-    place, lines = problem.placement.routes[0], {unit: read_line(problem, unit) for unit in (exact, rounded)}
+    lines = {unit: read_line(problem, unit) for unit in (exact, rounded)}
     lines = {unit: line for unit, line in lines.items() if line.handy}
     order = _promising(read_line(problem, 1))
     sizes = (*(size for size in (2, 4, 8, 16, 32) if size < len(order)), len(order))
-    fitting = [size for size in sizes if 3 * size * problem.microbatches <= _MOST_OPERATIONS]
+    operations = _operations(read_line(problem, 1))
+    fitting = [size for size in sizes if size * operations <= _MOST_OPERATIONS * len(order)]
     open_ = [(size, unit) for unit in lines for size in reversed(fitting)]
     steps: dict[tuple[int, int], int] = {}
     patience = _FIRST_PATIENCE
@@ -320,7 +329,7 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
             question = Question(
                 kind="whole",
                 microbatches=problem.microbatches,
-                kept=order[:size],
+                kept=tuple(s for s, stage in enumerate(lines[unit].stages) if stage.rank in order[:size]),
                 least=run.best.value_ns // unit,
                 most=(run.incumbent_ns - 1) // unit,
             )
@@ -329,7 +338,7 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
             run.work += answer.work
             given = None if unit == exact else unit
             whole = size == len(order) and given is not None
-            ranks = () if whole else tuple(sorted(place[s] for s in order[:size]))
+            ranks = () if whole else tuple(sorted(order[:size]))
             named = Relaxation(kind="quantised" if whole else "rank-subset", numbers=ranks, unit_ns=given)
             paid = run.offer(answer.least * unit, named.name)
             if answer.final:
@@ -342,7 +351,12 @@ def _subsets(problem: Problem, run: _Run) -> Iterator[float]:
 
 def _promising(line: Line) -> tuple[int, ...]:
     """Ranks in the order in which they join a subset: the most work, the tightest memory, then by memory again."""
-    work = [r.forward + r.gradient + r.weight for r in line.ranks]
-    tight = sorted(range(len(work)), key=lambda s: (-line.turn(s) / line.ranks[s].in_flight, s))
-    first = max(range(len(work)), key=lambda s: (work[s], -s))
+    work: dict[int, int] = {}
+    pace: dict[int, float] = {}
+    for s, stage in enumerate(line.stages):
+        rank = stage.rank
+        work[rank] = work.get(rank, 0) + stage.microbatches * (stage.forward + stage.gradient + stage.weight)
+        pace[rank] = max(pace.get(rank, 0.0), line.turn(s) / stage.in_flight)
+    tight = sorted(work, key=lambda rank: -pace[rank])
+    first = max(work, key=work.__getitem__)
     return tuple(dict.fromkeys((first, *tight)))

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from zbsolve.solver.budget import PUNCTUAL, Budget
 from zbsolve.solver.case import Case
 from zbsolve.solver.local_search import anneal
+from zbsolve.solver.network import SHAPE
 from zbsolve.solver.rhythm import Rhythm, find_rhythm, read_beat, unroll
 from zbsolve.solver.tasks import Anneal, Find, Length, Repeat
 
 __all__ = ["repeat"]
 
-_RHYTHM = 0.5
-"""The part of the time for a steady state that CP-SAT has; the rest is for the ramps."""
+_RHYTHM, _RHYTHM_OF_CHUNKS = 0.5, 0.75
+"""The part of the time for a steady state that CP-SAT has, more where stages share ranks; the rest is for the ramps."""
 
 _RAMPS = (0.1, 0.5, 1.0)
 """Starting temperatures for the ramps, in mean operations of a rank: the steady part is not to melt."""
@@ -26,7 +27,7 @@ def repeat(task: Repeat, case: Case, budget: Budget, hand: Callable[[Find], None
     if beat is None:
         return
     rhythms: list[Rhythm] = []
-    part = budget.part(_RHYTHM)
+    part = budget.part(_RHYTHM if case.arrays[SHAPE][4] else _RHYTHM_OF_CHUNKS)
     work = find_rhythm(
         beat,
         task.size,
@@ -37,9 +38,13 @@ def repeat(task: Repeat, case: Case, budget: Budget, hand: Callable[[Find], None
         on_rhythm=rhythms.append,
     )
     budget.spend_deterministic(work)
-    found = case.read_open(unroll(rhythms[-1], beat, case.problem.microbatches), fused) if rhythms else None
+    # of the shortest windows the one with the best ramps
+    shortest = [rhythm for rhythm in rhythms if rhythm.length == rhythms[-1].length]
+    unrolled = (case.read_open(unroll(rhythm, beat, case.problem.microbatches), fused) for rhythm in shortest)
+    found = min((each for each in unrolled if each is not None), key=lambda each: each.value_ns, default=None)
     if found is None:
         return
+    budget.spend(len(shortest))
     hand(found)
     for left, first in zip(range(len(_RAMPS), 0, -1), _RAMPS, strict=True):
         anneal(

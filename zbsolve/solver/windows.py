@@ -1,6 +1,6 @@
 """Bounds from stretches of few microbatches: short ones are proven first, longer ones from them.
 
-Let m microbatches run first in, first out. With the F's of one rank as marks,
+Let m microbatches run first in, first out, on one route. With the F's of one stage as marks,
 
 - P(h), the *prefix* of h, is the least time from the start of its F number j to that of F number j + h,
 - S(h), the *suffix* of h, the least time from the start of F of the last h microbatches to the end of the
@@ -46,9 +46,9 @@ class Windows:
     value
         A value that some timetable has, in units; stretches that take longer are of no interest.
     kept
-        The ranks to keep exactly.
+        The stages to keep exactly.
     mark
-        The rank whose F's are counted.
+        The stage whose F's are counted.
     """
 
     line: Line
@@ -62,7 +62,7 @@ class Windows:
 
     @property
     def _ahead(self) -> int:
-        """Least time from the first F of all to the first of the marked rank."""
+        """Least time from the first F of all to the first of the marked stage."""
         return self.line.down(0, self.mark)
 
     def steps(self, longest: int, longest_suffix: int) -> Iterator[tuple[Literal["prefix", "suffix"], int]]:
@@ -134,7 +134,7 @@ def climb(windows: Windows, *, longest: int, limits: Callable[[float], Limits]) 
     limits
         Gives the limits of a question, from the deterministic time that the round grants it.
     """
-    patience, in_flight = _FIRST_PATIENCE, windows.line.ranks[windows.mark].in_flight
+    patience, in_flight = _FIRST_PATIENCE, windows.line.stages[windows.mark].in_flight
     longest_suffix = min(longest, in_flight)  # a sum has many prefixes and one suffix
     while True:
         failures = asked = 0

@@ -11,9 +11,22 @@ from typing import Literal
 from zbsolve.errors import ProfileError
 from zbsolve.units import whole_amount
 
-__all__ = ["Link", "LinkOverride", "Overlap", "Profile", "ProfileSource", "StageCost", "StageSpread"]
+__all__ = [
+    "HostLink",
+    "HostLinkOverride",
+    "Link",
+    "LinkOverride",
+    "Overlap",
+    "Profile",
+    "ProfileSource",
+    "StageCost",
+    "StageSpread",
+]
 
 MAX_STAGES = 4096
+
+_OPTIONAL = ("recompute_ns", "checkpoint_bytes", "offload_bytes")
+_COPY_RATES = ("to_host_bytes_per_second", "from_host_bytes_per_second")
 
 
 def _check_name(name: object, what: str) -> None:
@@ -59,6 +72,8 @@ class StageCost:
     checkpoint_bytes
         Held from the start of such a forward in place of `activation_bytes`, which are there once it is
         computed again; None is all of them, so that nothing is saved.
+    offload_bytes
+        What of `activation_bytes` can be away in host memory between the forward and its backward; None is all.
     backward_weight_bytes
         What the end of B leaves until the end of W; may exceed `activation_bytes`.
     workspace_bytes
@@ -75,7 +90,8 @@ class StageCost:
     Raises
     ------
     ProfileError
-        If a number is not a whole one in ``0..2**62``, or a checkpoint is larger than the activations.
+        If a number is not a whole one in ``0..2**62``, or a checkpoint, or what can be moved away, is larger than the
+        activations.
     """
 
     forward_ns: int
@@ -92,6 +108,7 @@ class StageCost:
     name: str = ""
     recompute_ns: int | None = None
     checkpoint_bytes: int | None = None
+    offload_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.backward_ns == -1 and not isinstance(self.backward_ns, bool):
@@ -99,12 +116,17 @@ class StageCost:
                 whole_amount(getattr(self, field), field, error=ProfileError)
             object.__setattr__(self, "backward_ns", self.backward_input_ns + self.backward_weight_ns)
         for column in fields(self):
-            optional = column.name in ("recompute_ns", "checkpoint_bytes") and getattr(self, column.name) is None
+            optional = column.name in _OPTIONAL and getattr(self, column.name) is None
             if column.name != "name" and not optional:
                 whole_amount(getattr(self, column.name), column.name, error=ProfileError)
         if self.checkpoint > self.activation_bytes:
             raise ProfileError(
                 f"checkpoint_bytes are {self.checkpoint}, more than the {self.activation_bytes} activation_bytes "
+                "of which they are a part"
+            )
+        if self.offloadable > self.activation_bytes:
+            raise ProfileError(
+                f"offload_bytes are {self.offloadable}, more than the {self.activation_bytes} activation_bytes "
                 "of which they are a part"
             )
         _check_name(self.name, "the name of a stage")
@@ -118,6 +140,11 @@ class StageCost:
     def checkpoint(self) -> int:
         """Bytes held until the forward is computed again."""
         return self.activation_bytes if self.checkpoint_bytes is None else self.checkpoint_bytes
+
+    @property
+    def offloadable(self) -> int:
+        """Bytes that can be away in host memory between the forward and its backward."""
+        return self.activation_bytes if self.offload_bytes is None else self.offload_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +271,62 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostLinkOverride:
+    """The way to host memory of one rank, where it differs from the default."""
+
+    rank: int
+    latency_ns: int = 0
+    to_host_bytes_per_second: int | None = None
+    from_host_bytes_per_second: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("rank", "latency_ns"):
+            whole_amount(getattr(self, field), f"host link override: {field}", error=ProfileError)
+        for field in _COPY_RATES:
+            _check_bandwidth(getattr(self, field), f"host link override: {field}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLink:
+    """What a copy between a rank and its host memory costs: latency_ns + bytes / bytes per second, rounded up.
+
+    Each rank has an engine for either way; a copy occupies one of them, and no compute. Host memory is as
+    large as need be.
+
+    Parameters
+    ----------
+    latency_ns
+        Per copy.
+    to_host_bytes_per_second, from_host_bytes_per_second
+        Of the two ways; None for unlimited.
+    overrides
+        Ranks that differ.
+    """
+
+    latency_ns: int = 0
+    to_host_bytes_per_second: int | None = None
+    from_host_bytes_per_second: int | None = None
+    overrides: tuple[HostLinkOverride, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole_amount(self.latency_ns, "host link: latency_ns", error=ProfileError)
+        for field in _COPY_RATES:
+            _check_bandwidth(getattr(self, field), f"host link: {field}")
+        object.__setattr__(self, "overrides", tuple(self.overrides))
+        ranks = [override.rank for override in self.overrides]
+        for rank in ranks:
+            if ranks.count(rank) > 1:
+                raise ProfileError(f"the host link of rank {rank} is given twice")
+
+    def of(self, rank: int) -> tuple[int, int | None, int | None]:
+        """Latency in ns, and bytes per second to host and from it (None: unlimited), of a rank."""
+        for one in self.overrides:
+            if one.rank == rank:
+                return one.latency_ns, one.to_host_bytes_per_second, one.from_host_bytes_per_second
+        return self.latency_ns, self.to_host_bytes_per_second, self.from_host_bytes_per_second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpread:
     """Interquartile ranges of a stage's measured durations, in ns."""
 
@@ -320,6 +403,8 @@ class Profile:
     overlaps
         What forwards and backwards take that run together, each pair of stages once; any other pair takes what one
         after the other takes.
+    host_link
+        Between each rank and its host memory; None if it is not known, so that nothing can be moved there.
 
     Raises
     ------
@@ -333,6 +418,7 @@ class Profile:
     name: str = ""
     source: ProfileSource = ProfileSource()
     overlaps: tuple[Overlap, ...] = ()
+    host_link: HostLink | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", tuple(self.stages))
@@ -386,6 +472,8 @@ class Profile:
         output_bytes: int = 0,
         recompute_ns: int | None = None,
         checkpoint_bytes: int | None = None,
+        offload_bytes: int | None = None,
+        host_link: HostLink | None = None,
         latency_ns: int = 0,
         bytes_per_second: int | None = None,
         overlap_ns: int | None = None,
@@ -409,6 +497,7 @@ class Profile:
             output_bytes=output_bytes,
             recompute_ns=recompute_ns,
             checkpoint_bytes=checkpoint_bytes,
+            offload_bytes=offload_bytes,
         )
         link = Link(latency_ns=latency_ns, bytes_per_second=bytes_per_second)
         pairs = () if overlap_ns is None else itertools.product(range(stages), repeat=2)
@@ -416,4 +505,4 @@ class Profile:
             Overlap(forward_stage=f, backward_stage=b, forward_backward_overlap_ns=overlap_ns)  # type: ignore[arg-type]
             for f, b in pairs
         )
-        return cls(stages=(cost,) * stages, link=link, name=name, overlaps=overlaps)
+        return cls(stages=(cost,) * stages, link=link, name=name, overlaps=overlaps, host_link=host_link)

@@ -16,7 +16,7 @@ from zbsolve.check import violations
 from zbsolve.metrics import metrics
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Link, Profile, StageCost
+from zbsolve.profile import Link, LinkOverride, Profile, StageCost
 from zbsolve.simulate import simulate
 from zbsolve.solver import solve
 from zbsolve.solver.budget import Budget
@@ -165,6 +165,20 @@ BOTH = frozenset({"split", "fused"})
                 allow=BOTH,
             ),
             44,
+        ),
+        (
+            Problem(
+                profile=Profile(
+                    stages=(stage(0, 2, 3, 12, 3, 6, 2, 0),) * 4,
+                    link=Link(overrides=(LinkOverride(sender=0, receiver=1, latency_ns=7),)),
+                ),
+                placement=Placement.bidirectional(4),
+                microbatches=2,
+                memory_limit=(10, 9, 9, 11),
+                objective="makespan",
+                allow=frozenset({"split"}),
+            ),
+            27,
         ),
     ],
 )

@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Link, LinkOverride, Overlap, Profile, StageCost
+from zbsolve.profile import HostLink, HostLinkOverride, Link, LinkOverride, Overlap, Profile, StageCost
 from zbsolve.timetable import Order
 
 
 def stage_costs(
-    *, largest_ns: int = 20, largest_bytes: int = 8, ends: bool = False, again: bool = False
+    *, largest_ns: int = 20, largest_bytes: int = 8, ends: bool = False, again: bool = False, moved: bool = False
 ) -> st.SearchStrategy[StageCost]:
     """Costs of every shape: zero durations, W that keeps nothing or more than F held, cheap and dear fused.
 
     With `ends` some stages have a reduction of gradients, an optimizer, or both; with `again` some say what
-    computing the forward again takes, and saves.
+    computing the forward again takes, and saves; with `moved` some say how much of it can be moved away.
     """
     ns, size = st.integers(0, largest_ns), st.integers(0, largest_bytes)
 
-    def build(f, b, w, fused, act, keep, work, static, out, reduce, optimizer, recompute, checkpoint):
+    def build(f, b, w, fused, act, keep, work, static, out, reduce, optimizer, recompute, checkpoint, offload):
         return StageCost(
             forward_ns=f + 1,
             backward_input_ns=b,
@@ -39,11 +39,23 @@ def stage_costs(
             optimizer_ns=optimizer,
             recompute_ns=recompute,
             checkpoint_bytes=None if checkpoint is None else min(checkpoint, act),
+            offload_bytes=None if offload is None else min(offload, act),
         )
 
     once = [st.sampled_from([0, 0, 1, 7, 30]) if ends else st.just(0)] * 2
     rerun = [st.none() | amount if again else st.none() for amount in (ns, size)]
-    return st.builds(build, ns, ns, ns, st.integers(-3, 3), size, size, st.integers(0, 2), size, size, *once, *rerun)
+    away = st.none() | size if moved else st.none()
+    work = st.integers(0, 2)
+    return st.builds(build, ns, ns, ns, st.integers(-3, 3), size, size, work, size, size, *once, *rerun, away)
+
+
+def host_links(ranks: int) -> st.SearchStrategy[HostLink]:
+    """Copies from instant to as long as several operations, some ranks apart from the others."""
+    latency, rate = st.integers(0, 5), st.none() | st.integers(10**8, 10**10)
+    fields = {"latency_ns": latency, "to_host_bytes_per_second": rate, "from_host_bytes_per_second": rate}
+    one = st.builds(HostLinkOverride, rank=st.integers(0, ranks - 1), **fields)
+    some = st.lists(one, max_size=1).map(tuple)
+    return st.builds(HostLink, overrides=some, **fields)
 
 
 def placements(*, most_ranks: int = 4) -> st.SearchStrategy[Placement]:
@@ -102,17 +114,20 @@ def problems(
     variants: bool = False,
     recompute: bool = False,
     paired: bool = False,
+    offload: bool = False,
     queueing: bool = False,
 ) -> Problem:
     """Problems on any placement, without a memory limit unless `limits`; with `variants` some are no plain training.
 
-    With `recompute` all allow it; with `paired` all let operations run together, in any time; with `queueing` transfers
-    wait for each other on some links, and all are slow.
+    With `recompute`, or `offload`, all allow it; with `paired` all let operations run together, in any time; with
+    `queueing` transfers wait for each other on some links, and all are slow.
     """
     where = draw(placement if placement is not None else placements())
     ends = variants and draw(st.booleans())
     again = recompute or (variants and draw(st.booleans()))
-    stages = tuple(draw(st.lists(stage_costs(ends=ends, again=again), min_size=where.stages, max_size=where.stages)))
+    moved = offload or (variants and draw(st.booleans()))
+    costs = stage_costs(ends=ends, again=again, moved=moved)
+    stages = tuple(draw(st.lists(costs, min_size=where.stages, max_size=where.stages)))
     pairs = [(a, b) for a in range(where.ranks) for b in range(where.ranks) if a != b]
     special = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2)) if pairs else []
     bandwidth = st.integers(10**8, 2 * 10**9) if queueing else st.one_of(st.none(), st.integers(10**8, 10**10))
@@ -137,14 +152,22 @@ def problems(
     overlaps = draw(overlaps_of(where)) if together else ()
     limit = draw(st.sampled_from(["0.5x", "0.75x", "1x", "1.5x", "2x"])) if limits else None
     return Problem(
-        profile=Profile(stages=stages, link=link, overlaps=overlaps),
+        profile=Profile(
+            stages=stages,
+            link=link,
+            overlaps=overlaps,
+            host_link=draw(host_links(where.ranks)) if moved else None,
+        ),
         placement=where,
         microbatches=microbatches,
         memory_limit=limit,
         objective=objective or draw(st.sampled_from(["period", "makespan"])),
         rank_factors=draw(factors(where.ranks)),
         microbatch_factors=draw(factors(microbatches)),
-        allow=frozenset({"split", "fused"} | ({"recompute"} if again else set()) | ({"paired"} if together else set())),
+        allow=frozenset(
+            {"split", "fused"}
+            | {w for w, may in (("recompute", again), ("offload", moved), ("paired", together)) if may}
+        ),
         forward_only=variants and draw(st.integers(0, 4)) == 0,
         slices=draw(st.sampled_from(_divisors(microbatches))) if variants else 1,
     )
@@ -166,21 +189,29 @@ def random_order(problem: Problem, seed: int, *, fused: float = 0.3) -> Order:
                 waiting += [Op(Kind.BACKWARD_INPUT, s, j), Op(Kind.BACKWARD_WEIGHT, s, j)]
             if "recompute" in problem.allow and rng.random() < 0.4:
                 waiting.append(Op(Kind.RECOMPUTE, s, j))
-    again = {op for op in waiting if op.kind is Kind.RECOMPUTE}
+            elif "offload" in problem.allow and rng.random() < 0.4:
+                waiting += [Op(kind, s, j) for kind in (Kind.OFFLOAD, Kind.RELEASE, Kind.RELOAD)]
+    again = {op for op in waiting if op.kind in (Kind.RECOMPUTE, Kind.RELOAD)}
     ends = [(r, op) for r, row in enumerate(problem.operations()) for op in row if op.microbatch is None]
     reduced = {(r, op.stage) for r, op in ends if op.kind is Kind.REDUCE_GRADIENT}
     done: set[object] = set()
 
+    before = {
+        Kind.BACKWARD_WEIGHT: Kind.BACKWARD_INPUT,
+        Kind.RECOMPUTE: Kind.FORWARD,
+        Kind.OFFLOAD: Kind.FORWARD,
+        Kind.RELEASE: Kind.OFFLOAD,
+        Kind.RELOAD: Kind.RELEASE,
+    }
+
     def needs(op: Op) -> list[Op]:
         if op.kind is Kind.FORWARD:
-            before = [Op(Kind.FORWARD, op.stage, op.microbatch - 1)] if op.microbatch % problem.slices else []
-            return before + ([Op(Kind.FORWARD, op.stage - 1, op.microbatch)] if op.stage else [])
-        if op.kind is Kind.BACKWARD_WEIGHT:
-            return [Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch)]
-        if op.kind is Kind.RECOMPUTE:
-            return [Op(Kind.FORWARD, op.stage, op.microbatch)]
+            earlier = [Op(Kind.FORWARD, op.stage, op.microbatch - 1)] if op.microbatch % problem.slices else []
+            return earlier + ([Op(Kind.FORWARD, op.stage - 1, op.microbatch)] if op.stage else [])
+        if op.kind in before:
+            return [Op(before[op.kind], op.stage, op.microbatch)]
         after = [] if op.stage == last else [Op(Kind.BACKWARD_INPUT, op.stage + 1, op.microbatch)]
-        after += again & {Op(Kind.RECOMPUTE, op.stage, op.microbatch)}
+        after += again & {Op(kind, op.stage, op.microbatch) for kind in (Kind.RECOMPUTE, Kind.RELOAD)}
         if (op.microbatch + 1) % problem.slices:
             after.append(Op(Kind.BACKWARD_INPUT, op.stage, op.microbatch + 1))
         return [Op(Kind.FORWARD, op.stage, op.microbatch), *after]

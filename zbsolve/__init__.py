@@ -37,7 +37,17 @@ from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Link, LinkOverride, Overlap, Profile, ProfileSource, StageCost, StageSpread
+from zbsolve.profile import (
+    HostLink,
+    HostLinkOverride,
+    Link,
+    LinkOverride,
+    Overlap,
+    Profile,
+    ProfileSource,
+    StageCost,
+    StageSpread,
+)
 from zbsolve.simulate import simulate
 from zbsolve.solution import Bound, Metrics, Solution
 from zbsolve.solver import Progress, solve
@@ -52,6 +62,8 @@ __all__ = [
     "Effort",
     "Explanation",
     "FileFormatError",
+    "HostLink",
+    "HostLinkOverride",
     "Infeasible",
     "InvalidInput",
     "InvalidTimetable",

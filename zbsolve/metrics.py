@@ -40,6 +40,9 @@ def memory_curve(timetable: Timetable) -> tuple[tuple[tuple[int, int], ...], ...
     curves = []
     for rank, row in enumerate(graph.encode(order)):
         levels = memory_levels(graph, row, rank)
+        if any(timed.op.kind.moves for timed in timetable.rows[rank]):
+            curves.append(_events(graph, row, rank, timetable))
+            continue
         points = [(0, int(graph.base_bytes[rank]))]
         for timed, (_, during, after) in zip(timetable.rows[rank], levels.tolist(), strict=True):
             if timed.op.microbatch is None:  # holds nothing of its own, and may run beside others
@@ -48,6 +51,19 @@ def memory_curve(timetable: Timetable) -> tuple[tuple[tuple[int, int], ...], ...
         steps = [p for p, following in itertools.pairwise([*points, (-1, 0)]) if p[0] != following[0]]
         curves.append(tuple(steps))
     return tuple(curves)
+
+
+def _events(graph: OpGraph, row: Int32, rank: int, timetable: Timetable) -> tuple[tuple[int, int], ...]:
+    """The steps of a rank whose copies run beside its computing: at one time first what goes, then what comes."""
+    changes: list[tuple[int, int]] = []
+    for node, timed in zip(row.tolist(), timetable.rows[rank], strict=True):
+        changes += [(timed.start_ns, int(graph.start_bytes[node])), (timed.end_ns, int(graph.end_bytes[node]))]
+    held = int(graph.base_bytes[rank])
+    steps = {0: held}
+    for at, change in sorted(changes):
+        held += change
+        steps[at] = held
+    return tuple(steps.items())
 
 
 def metrics(timetable: Timetable) -> Metrics:

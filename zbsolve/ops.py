@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
-__all__ = ["Kind", "Op"]
+__all__ = ["Kind", "Op", "Resource"]
+
+Resource = Literal["compute", "network", "copy out", "copy in"]
+"""What of a rank runs an operation: each runs one at a time, beside the others."""
 
 
 class Kind(StrEnum):
@@ -16,18 +20,31 @@ class Kind(StrEnum):
     BACKWARD_WEIGHT = "backward_weight"
     BACKWARD = "backward"
     RECOMPUTE = "recompute"
+    OFFLOAD = "offload"
+    RELEASE = "release"
+    RELOAD = "reload"
     REDUCE_GRADIENT = "reduce_gradient"
     OPTIMIZER = "optimizer"
 
     @property
     def letter(self) -> str:
-        """How pictures and messages show it: F, B, W, BW for both gradients in one; C to recompute; R, O at the end."""
+        """How it is shown: F, B, W, BW for both gradients in one; C again; U, X, L away and back; R, O at the end."""
         return _LETTERS[self]
 
     @property
     def of_iteration(self) -> bool:
         """Whether it is done once an iteration on each rank that holds the stage, and so has no microbatch."""
         return self in (Kind.REDUCE_GRADIENT, Kind.OPTIMIZER)
+
+    @property
+    def moves(self) -> bool:
+        """Whether it is one of the three with which a forward's activations are away in host memory for a while."""
+        return self in (Kind.OFFLOAD, Kind.RELEASE, Kind.RELOAD)
+
+    @property
+    def resource(self) -> Resource:
+        """What of its rank runs it."""
+        return _BESIDE.get(self, "compute")
 
 
 _LETTERS = {
@@ -36,8 +53,17 @@ _LETTERS = {
     Kind.BACKWARD_WEIGHT: "W",
     Kind.BACKWARD: "BW",
     Kind.RECOMPUTE: "C",
+    Kind.OFFLOAD: "U",
+    Kind.RELEASE: "X",
+    Kind.RELOAD: "L",
     Kind.REDUCE_GRADIENT: "R",
     Kind.OPTIMIZER: "O",
+}
+
+_BESIDE: dict[Kind, Resource] = {
+    Kind.OFFLOAD: "copy out",
+    Kind.RELOAD: "copy in",
+    Kind.REDUCE_GRADIENT: "network",
 }
 
 

@@ -30,7 +30,7 @@ MAX_OPERATIONS = 4_000_000
 
 _TIMES = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*x\s*", re.ASCII)
 _BACKWARDS = frozenset({"split", "fused"})
-_CHOICES = _BACKWARDS | {"recompute", "paired"}
+_CHOICES = _BACKWARDS | {"recompute", "offload", "paired"}
 
 _TIMES_OF_COMPUTE = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns", "recompute_ns")
 _BYTES_OF_A_MICROBATCH = (
@@ -63,6 +63,7 @@ class Problem:
     allow
         What an order may choose: ``"split"`` (B and W apart), ``"fused"`` (B and W as one), and, besides at least one
         of these, ``"recompute"`` (a forward keeps a checkpoint alone and is computed again before its backward) and
+        ``"offload"`` (what a forward made is moved to host memory, and back before its backward) and
         ``"paired"`` (a forward and a backward of another microbatch run together, see `Op.beside`).
     route_of
         The route of each microbatch; default in turn.
@@ -132,6 +133,10 @@ class Problem:
                 f"allow is a set of {', '.join(sorted(_CHOICES))} with at least one of fused and split, "
                 f"got {sorted(self.allow)}"
             )
+        if "offload" in self.allow and self.profile.host_link is None and not self.forward_only:
+            raise ProblemError(
+                "allow has offload, but the profile does not say what a copy to host memory takes; give it a host_link"
+            )
         if whole_amount(self.slices, "the number of slices", error=ProblemError) < 1 or self.microbatches % self.slices:
             raise ProblemError(
                 f"a sequence has at least one slice, and {counted(self.microbatches, 'microbatch')} "
@@ -172,6 +177,12 @@ class Problem:
                 "what runs together hands two tensors on at one moment, and links on which transfers queue "
                 "have no turn for that; allow no pairs, or take links without queueing"
             )
+        for copies in () if self.profile.host_link is None else self.profile.host_link.overrides:
+            if copies.rank >= ranks:
+                raise ProblemError(
+                    f"the profile has a host link of rank {copies.rank}, but the placement has only "
+                    f"{counted(ranks, 'rank')}"
+                )
         limit = self.memory_limit
         if isinstance(limit, Sequence) and not isinstance(limit, str):
             object.__setattr__(self, "memory_limit", limit := tuple(limit))
@@ -364,6 +375,8 @@ class Problem:
             chosen["ends"] = True
         if "paired" in self.allow and self.profile.overlaps:
             chosen["overlaps"] = sorted(list(astuple(overlap)) for overlap in self.profile.overlaps)
+        if "offload" in self.allow and self.profile.host_link is not None:
+            chosen["host_link"] = asdict(self.profile.host_link)
         content += [chosen] if chosen else []
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -402,6 +415,9 @@ def _scaled_cost(cost: StageCost, stage: int, slowness: Fraction, size: Fraction
     if cost.backward_ns == cost.backward_input_ns + cost.backward_weight_ns:  # the sum stays the sum
         changed["backward_ns"] = changed["backward_input_ns"] + changed["backward_weight_ns"]
     changed |= {name: scaled(given[name], size) for name in _BYTES_OF_A_MICROBATCH if name in given}
+    if cost.offload_bytes is not None:  # what stays is what is rounded
+        stays = scaled(cost.activation_bytes - cost.offload_bytes, size)
+        changed["offload_bytes"] = changed["activation_bytes"] - stays
     try:
         return replace(cost, **changed)
     except ProfileError as error:

@@ -19,6 +19,8 @@ __all__ = [
     "Metrics",
     "Solution",
     "Status",
+    "offloaded",
+    "offloaded_in_words",
     "paired",
     "paired_in_words",
     "recomputed",
@@ -140,6 +142,7 @@ class Solution:
             ),
             *([f"paired     {pairs}"] if (pairs := paired_in_words(self.timetable)) else []),
             *([f"recompute  {again}"] if (again := recomputed_in_words(self.timetable)) else []),
+            *([f"offload    {away}"] if (away := offloaded_in_words(self.timetable)) else []),
             f"found by   {self.method} in {self.seconds:.1f} s, seed {self.seed}",
             *(f"lost       {lost}" for lost in self.lost),
         ]
@@ -159,12 +162,28 @@ def paired_in_words(timetable: Timetable) -> str:
 
 def recomputed(order: Order) -> dict[int, int]:
     """By stage for how many microbatches an order computes the forward again; without those where it never does."""
-    count = Counter(op.stage for row in order.rows for op in row if op.kind is Kind.RECOMPUTE)
+    return _counted(order, Kind.RECOMPUTE)
+
+
+def offloaded(order: Order) -> dict[int, int]:
+    """By stage for how many microbatches an order moves the activations away; without those where it never does."""
+    return _counted(order, Kind.OFFLOAD)
+
+
+def _counted(order: Order, kind: Kind) -> dict[int, int]:
+    count = Counter(op.stage for row in order.rows for op in row if op.kind is kind)
     return dict(sorted(count.items()))
 
 
 def recomputed_in_words(timetable: Timetable) -> str:
     """The same for people, such as "stage 0 (all of 8), stage 1 (3 of 8)"."""
-    of = timetable.problem.microbatches
-    count = recomputed(timetable.order)
+    return _in_words(recomputed(timetable.order), timetable.problem.microbatches)
+
+
+def offloaded_in_words(timetable: Timetable) -> str:
+    """Such as "stage 0 (all of 8)"."""
+    return _in_words(offloaded(timetable.order), timetable.problem.microbatches)
+
+
+def _in_words(count: dict[int, int], of: int) -> str:
     return ", ".join(f"stage {stage} ({'all' if times == of else times} of {of})" for stage, times in count.items())

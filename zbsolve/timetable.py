@@ -128,7 +128,7 @@ class Timetable:
 
 def _span(row: tuple[TimedOp, ...]) -> tuple[int, int]:
     """First start and last end of a row, on all its lanes."""
-    if not any(timed.op.microbatch is None for timed in row):  # one lane, in row order
+    if all(timed.op.kind.resource == "compute" for timed in row):  # one lane, in row order
         return (row[0].start_ns, row[-1].end_ns) if row else (0, 0)
     return min(timed.start_ns for timed in row), max(timed.end_ns for timed in row)
 

@@ -212,7 +212,14 @@ class Trace:
             note="times measured while the pipeline ran; bytes and links as before",
         )
         together = _measured_overlaps(old.overlaps, {key: statistics.median(values) for key, values in pairs.items()})
-        return Profile(stages=stages, link=old.link, name=old.name, source=source, overlaps=together)
+        return Profile(
+            stages=stages,
+            link=old.link,
+            name=old.name,
+            source=source,
+            overlaps=together,
+            host_link=old.host_link,
+        )
 
     def __repr__(self) -> str:
         operations = sum(map(len, self.steps[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,9 @@ from zbsolve.executor.runtime import Pipeline
 from zbsolve.executor.transports import Distributed
 from zbsolve.lowering import lower
 from zbsolve.placement import Placement
+from zbsolve.profile import HostLink
 from zbsolve.simulate import simulate
+from zbsolve.solver.away import moved
 
 PLACEMENTS = {
     "linear": Placement.linear(4),
@@ -67,6 +70,31 @@ def equality(rank: int, directory: Path) -> None:
             check(table.problem, trace)
             assert len(trace.steps) == 2
             assert trace.clock_error_ns > 0
+        print(name, "done", flush=True)
+
+
+def offload(rank: int, directory: Path) -> None:
+    """Activations away between forward and backward: gradients bitwise those of the same order without, and a trace."""
+    for name in ("linear", "v", "bidirectional"):
+        placement = PLACEMENTS[name]
+        plain = pipes.timetable(placement, 4, seed=3, keeps_order=False)
+        profile = replace(plain.problem.profile, host_link=HostLink())
+        problem = replace(plain.problem, profile=profile, allow=frozenset({"split", "fused", "offload"}))
+        away = simulate(problem, moved(plain.order, range(placement.stages)))
+        data, found = pipes.batch(4), []
+        for table in (plain, away):
+            stages = pipes.model(placement.stages)
+            mine = {s: stages[s] for s in placement.stages_of(rank)}
+            with Pipeline(table, mine, pipes.square_loss) as pipe:
+                for _ in range(2):
+                    pipe.zero_grad()
+                    pipe.step(*data)
+                found.append({key: gradient.clone() for key, (gradient,) in pipes.gradients(pipe).items()})
+                trace = pipe.trace()
+        assert found[0].keys() == found[1].keys()
+        assert all(torch.equal(found[0][key], found[1][key]) for key in found[0]), name
+        check(problem, trace)
+        assert trace.order == away.order
         print(name, "done", flush=True)
 
 

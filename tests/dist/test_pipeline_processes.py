@@ -31,7 +31,9 @@ def launch(tmp_path):
         ranks.end()
 
 
-@pytest.mark.parametrize("scenario", ["equality", "slices", "post_validation", "tensors", "unused", "side_by_side"])
+@pytest.mark.parametrize(
+    "scenario", ["equality", "slices", "offload", "post_validation", "tensors", "unused", "side_by_side"]
+)
 def test_processes_compute_what_one_process_computes(launch, scenario):
     ranks = launch(scenario, 4)
     assert ranks.wait() == [0] * 4, ranks.said()

@@ -24,7 +24,7 @@ from zbsolve.opgraph import Int32, OpGraph
 from zbsolve.ops import Kind, Op
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
-from zbsolve.profile import Profile
+from zbsolve.profile import HostLink, Profile
 from zbsolve.simulate import Timer, simulate
 from zbsolve.timetable import Order, TimedOp, Timetable
 
@@ -101,7 +101,7 @@ def fits_the_graph(graph: OpGraph, rows: tuple[Int32, ...], timetable: Timetable
     for nodes, row in zip(rows, timetable.rows, strict=True):
         start[nodes], end[nodes] = [t.start_ns for t in row], [t.end_ns for t in row]
         network = graph.lane[nodes] != graph.rank[nodes]
-        for lane in (nodes[~network], nodes[network]):
+        for lane in (nodes[graph.lane[nodes] == which] for which in np.unique(graph.lane[nodes])):
             in_row = in_row and bool(np.all(start[lane[1:]] >= end[lane[:-1]]))
         for at in np.flatnonzero(network).tolist():  # not before the last computation ahead of it
             in_row = in_row and bool(np.all(end[nodes[:at]][~network[:at]] <= start[nodes[at]]))
@@ -318,6 +318,40 @@ def recompute_out_of_turn(case: Case) -> Broken | None:
     return Broken(rows, {"precedence"})
 
 
+def allow_no_offload(case: Case) -> Broken | None:
+    if not case.seats(lambda _r, _i, t: t.op.kind.moves):
+        return None
+    asked = dataclasses.replace(case.problem, allow=case.problem.allow - {"offload"})
+    return Broken(case.rows, {"not_allowed"}, problem=asked)
+
+
+def move_away_out_of_turn(case: Case) -> Broken | None:
+    """Ahead of what comes before it, or behind what comes after."""
+    rows = case.rows
+    moves = case.seats(lambda _r, _i, t: t.op.kind.moves)
+    if not moves:
+        return None
+    chain = (Kind.FORWARD, Kind.OFFLOAD, Kind.RELEASE, Kind.RELOAD, Kind.BACKWARD_INPUT)
+    rank, at = case.rng.choice(moves)
+    op = rows[rank][at].op
+    part = chain[chain.index(op.kind) + case.rng.choice([-1, 1])]
+    _, other = case.seat_of[Op(part, op.stage, op.microbatch)]
+    rows[rank].insert(other, rows[rank].pop(at))
+    return Broken(rows, {"precedence"})
+
+
+def compute_again_what_is_away(case: Case) -> Broken | None:
+    away = case.seats(lambda _r, _i, t: t.op.kind is Kind.RELOAD)
+    if not away:
+        return None
+    rows = case.rows
+    rank, at = case.rng.choice(away)
+    timed_op = rows[rank][at]
+    again = dataclasses.replace(timed_op.op, kind=Kind.RECOMPUTE)
+    rows[rank].insert(at, dataclasses.replace(timed_op, op=again))
+    return Broken(rows, {"needless"})
+
+
 def run_a_backward_among_forwards_only(case: Case) -> Broken | None:
     rows, seats = case.rows, case.seats()
     if not case.problem.forward_only:
@@ -469,7 +503,7 @@ def start_one_much_later(case: Case) -> Broken | None:
     rank, at = case.rng.choice(seats)
     rows[rank][at] = moved(rows[rank][at], 1 + case.timetable.makespan_ns)
     last = at == len(rows[rank]) - 1
-    if rows[rank][at].op.kind is Kind.REDUCE_GRADIENT:  # what computes behind it goes on, but for the optimizer
+    if rows[rank][at].op.kind.resource != "compute":  # what computes behind it goes on, but for what needs it
         return Broken(rows, {"row_order", "precedence"})
     return Broken(rows, {"claim", "first_start"} if last else {"row_order"}, claimed=case.value)
 
@@ -530,6 +564,9 @@ MUTATIONS = (
     allow_the_other_kind_only,
     allow_no_recomputation,
     recompute_out_of_turn,
+    allow_no_offload,
+    move_away_out_of_turn,
+    compute_again_what_is_away,
     run_a_backward_among_forwards_only,
     ask_for_forwards_only,
     ask_for_no_end_of_the_iteration,
@@ -555,6 +592,7 @@ OF_THE_ORDER = {
     "misplaced",
     "missing",
     "duplicate",
+    "needless",
     "memory",
     "precedence",
     "deadlock",
@@ -594,7 +632,9 @@ def test_every_mutation_finds_something_to_break(mutation):
         ending = dataclasses.replace(profile.stages[0], grad_reduce_ns=4, optimizer_ns=2)
         ends = dataclasses.replace(profile, stages=(ending,) * 4)
         again = {"allow": frozenset({"split", "fused", "recompute"})}
-        variants = {"forward_only": True}, {"profile": ends}, again, {}
+        host = dataclasses.replace(profile, host_link=HostLink(latency_ns=2))
+        away = {"allow": frozenset({"split", "fused", "offload"}), "profile": host}
+        variants = {"forward_only": True}, {"profile": ends}, again, away, {}
         for variant in (dataclasses.replace(problem, **changes) for changes in variants):
             seen += sum(is_broken_and_seen(mutation, Case(variant, seed)) for seed in range(12))
     assert seen >= 16
@@ -621,6 +661,6 @@ def test_any_rows_are_judged_in_the_order_of_the_rules(problem, rows, claimed):
 
 
 def test_the_table_names_every_code():
-    assert len(DOCUMENTED) == len(set(DOCUMENTED)) == 16
+    assert len(DOCUMENTED) == len(set(DOCUMENTED)) == 17
     mutations = {"overlap", *OF_THE_ORDER, "time", "first_start", "duration", "row_order", "transfer", "claim"}
     assert set(DOCUMENTED) == mutations

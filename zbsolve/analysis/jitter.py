@@ -247,6 +247,8 @@ def under_jitter(
 
 def spreads(spread: StageSpread, kind: Kind) -> int:
     """The measured interquartile range of a kind, in ns; of a fused backward that was not measured, of both halves."""
+    if kind.moves:  # a copy was not measured, and takes what its bytes do
+        return 0
     if kind is Kind.RECOMPUTE:  # the same work
         return spread.forward_ns
     own = int(getattr(spread, f"{kind.value}_ns", 0))

@@ -17,6 +17,7 @@ _WORDS = {
     "head-tail": "{rank} has the most work between what comes before its first operation and what follows its last",
     "link-load": "a link has to carry all its transfers, one after the other",
     "two-phase": "before the first gradient returns and after the last forward a rank has too little to do",
+    "recompute": "memory cannot keep all that forwards make, and computing it again takes time",
     "memory-time": "microbatches hold memory for a time; more of that does not fit under the limit",
     "relay": "a later rank does its work within the span of an earlier one",
     "counting": "rank by rank, no count of forwards and backwards can be reached sooner",

@@ -111,12 +111,13 @@ def solve_robust(
         As `zbsolve.solve` does.
     """
     from zbsolve.solver.again import may_gain
+    from zbsolve.solver.away import may_move
     from zbsolve.solver.driver import solve_without
 
-    if may_gain(problem):
+    if may_gain(problem) or may_move(problem):
         raise InvalidInput(
-            "a choice for jitter does not know what to compute again; leave recomputation out, or solve and see how "
-            "the timetable fares under jitter"
+            "a choice for jitter does not know what to compute again or to move away; leave recomputation and offload "
+            "out, or solve and see how the timetable fares under jitter"
         )
     if not 0 <= within < 1:
         raise InvalidInput(f"candidates may be worse than the best by 0 or more and less than 100 %, got {within!r}")

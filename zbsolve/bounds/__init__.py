@@ -2,7 +2,7 @@
 
 Each bound stands in a module with its proof in the docstring; `docs/bounds.md` tells them in
 plain words. A bound holds for every order that is allowed, in whatever sequence of microbatches and
-whatever is split, fused, computed again or run together, and for the memory limits of the problem.
+whatever is split, fused, computed again, moved away or run together, and for the memory limits of the problem.
 
 | bound | placement | argues with |
 |---|---|---|
@@ -10,6 +10,7 @@ whatever is split, fused, computed again or run together, and for the memory lim
 | link-load | any | what a link must carry, where transfers queue |
 | two-phase | one route | idle time before the first and the last backward |
 | memory-time | one stage a rank, one route | bytes x time that microbatches occupy |
+| recompute | the same | that, and the time of computing forwards again that memory cannot keep |
 | relay | the same | a later rank's work inside an earlier rank's span |
 | counting | the same | earliest times of all counts of F, B and W, rank by rank |
 
@@ -25,6 +26,7 @@ from zbsolve.bounds.costs import read_costs, refuse_infeasible
 from zbsolve.bounds.counting import counting, effort
 from zbsolve.bounds.links import link_load
 from zbsolve.bounds.memory_time import memory_time
+from zbsolve.bounds.recomputing import recomputing
 from zbsolve.bounds.relay import relay
 from zbsolve.bounds.single import SingleRank, single_ranks, visits
 from zbsolve.bounds.two_phase import two_phase, two_phase_of_chunks
@@ -74,6 +76,8 @@ def lower_bounds(problem: Problem, *, most_effort: int = MAX_EFFORT) -> tuple[Bo
         areas = [beside + span if span else 0 for beside, span in spans]
         bounds.append(Bound(max(phases), "two-phase"))
         bounds.append(Bound(max(areas), "memory-time"))
+        redone = [(at + rank.after, recomputing(rank)) for at, rank in zip(ahead, ranks, strict=True)]
+        bounds.append(Bound(max(beside + span if span else 0 for beside, span in redone), "recompute"))
         bounds.append(Bound(relay(ranks, makespan=makespan), "relay"))
         promise = [max(pair) for pair in zip(phases, areas, strict=True)]
         bounds.append(Bound(_count(ranks, promise, most_effort, makespan=makespan), "counting"))
@@ -134,9 +138,9 @@ def smallest_limits(problem: Problem) -> tuple[int, ...]:
     the earlier stages of that rank have started, and their backwards cannot have: each follows that
     of stage s. So the rank holds its static bytes, what these forwards and that of stage s hold, the
     workspace of s, and, if the backward is split and keeps more than F held, the difference; the
-    cheaper of split and fused counts where both are allowed. Where forwards may be computed again, those
-    of the earlier stages hold their checkpoints at least, and that of stage s all it has, since its
-    backward needs that.
+    cheaper of split and fused counts where both are allowed. Where forwards may be computed again, or what
+    they made moved away, those of the earlier stages hold their checkpoints, or what cannot be moved, at
+    least, and that of stage s all it has, since its backward needs that.
 
     Of a sequence in slices, all slices are held when the first of its backwards runs; where a rank
     holds several stages, what the way back needs is found step by step (`zbsolve.bounds.slices.way_back`), for each
@@ -144,7 +148,8 @@ def smallest_limits(problem: Problem) -> tuple[int, ...]:
 
     Enough: one microbatch (or sequence) after the other, every B at once followed by its W (or fused where
     that takes less), needs at no moment more; every
-    forward is computed again where that is allowed. It keeps all ranks at their least at once.
+    forward is computed again or moved away at once, whichever leaves less, where that is
+    allowed. It keeps all ranks at their least at once.
 
     Own proof.
 

@@ -46,7 +46,9 @@ class Costs:
     held_bytes, workspace_bytes
         What F holds at least; the extra of every operation.
     again_bytes
-        What the backward needs of F beyond that, where F may hold a checkpoint alone.
+        What the backward needs of F beyond that, where F may hold a checkpoint alone or be moved away.
+    again_ns
+        What computing F again takes, where that is the one way to hold less; else None.
     down_ns, up_ns
         Lags over the boundary after a stage, of the output and of its gradient; shape (S - 1, m).
     reduce_ns, optimizer_ns
@@ -65,6 +67,7 @@ class Costs:
     held_bytes: Int64
     workspace_bytes: Int64
     again_bytes: Int64
+    again_ns: Int64 | None
     down_ns: Int64
     up_ns: Int64
     reduce_ns: Int64
@@ -99,8 +102,8 @@ class Costs:
 
         While F or the backward runs, the same microbatch's forwards of the earlier stages on that rank have
         started, and none of their backwards may: each comes after the backward of this stage. That needs
-        all of what F makes, held since F or computed again. Of a sequence in slices the same is true of the
-        slices before this one, on this stage and the earlier ones.
+        all of what F makes, held since F, computed again or moved back. Of a sequence in slices the same is true
+        of the slices before this one, on this stage and the earlier ones.
         """
         held = np.zeros_like(self.held_bytes)
         running = np.zeros((self.ranks, self.microbatches), dtype=np.int64)
@@ -240,8 +243,8 @@ class Costs:
 def read_costs(problem: Problem) -> Costs:
     """Read the costs from the operation graphs of the split and of the fused operations, as far as they are allowed.
 
-    Where forwards may be computed again, these are the graphs of the lighter problem; where operations may run
-    together, of the unpaired one.
+    Where forwards may be computed again or moved away, these are the graphs of the lighter problem; where operations
+    may run together, of the unpaired one.
     With forwards only the backward is one that takes nothing, and what F holds counts as workspace.
 
     Raises
@@ -279,6 +282,7 @@ def read_costs(problem: Problem) -> Costs:
         held_bytes=held,
         workspace_bytes=-graph.end_bytes[forward],
         again_bytes=whole - held,
+        again_ns=_again_ns(problem),
         down_ns=_lags(graph, forward[:-1], forward[1:]),
         up_ns=_lags(graph, (back := _nodes(graph, _BW if split is None else _B))[1:], back[:-1]),
         reduce_ns=_once(graph, Kind.REDUCE_GRADIENT),
@@ -286,6 +290,14 @@ def read_costs(problem: Problem) -> Costs:
         base_bytes=graph.base_bytes,
         limit_bytes=graph.limit_bytes,
     )
+
+
+def _again_ns(problem: Problem) -> Int64 | None:
+    if "recompute" not in problem.allow or "offload" in problem.allow:
+        return None
+    stages, microbatches = range(problem.placement.stages), range(problem.microbatches)
+    times = [[problem.cost(s, j).recomputing_ns for j in microbatches] for s in stages]
+    return np.asarray(times, dtype=np.int64)
 
 
 def _forwards(graph: OpGraph) -> Costs:
@@ -302,6 +314,7 @@ def _forwards(graph: OpGraph) -> Costs:
         held_bytes=nothing,
         workspace_bytes=graph.start_bytes[forward],
         again_bytes=nothing,
+        again_ns=None,
         down_ns=_lags(graph, forward[:-1], forward[1:]),
         up_ns=nothing[1:],
         reduce_ns=(none := np.zeros((len(forward), graph.ranks), dtype=np.int64)),

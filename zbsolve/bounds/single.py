@@ -58,6 +58,10 @@ class SingleRank:
         Least time from the first F of a sequence to that of its last slice.
     last_turn
         L of last slices alone; 0: `turn` is all that is known.
+    whole
+        What the backward needs of F, where F itself may hold less; 0: no more than `held`.
+    again
+        What computing F again takes, where that is the one way to hold less; None where it is not.
     longer
         Over all microbatches, how much longer than L they at least wait between F and their backward.
     beneath
@@ -87,6 +91,8 @@ class SingleRank:
     lead: int = 0
     last_turn: int = 0
     longer: int = 0
+    whole: int = 0
+    again: int | None = None
 
     @property
     def turn_back(self) -> int:
@@ -108,13 +114,15 @@ class SingleRank:
 
         Each holds as much on the rank's earlier chunks as well. Where only split backwards are possible and
         keep > held, B must still fit beside the others: until the next backward the number in flight can only
-        grow, and then (K - 1) held + keep <= room.
-        A fused backward always fits.
+        grow, and then (K - 1) held + keep <= room. A fused backward always fits. Where F may hold less than its
+        backward needs, that must fit beside the others by the same argument.
         """
         each = self.held + self.beneath
         if not each:
             return self.microbatches
-        first = self.held if self.fused is not None or self.split is None else max(self.held, self.split[2])
+        first = max(self.held, self.whole)
+        if self.fused is None and self.split is not None:
+            first = max(first, self.split[2])
         return min(self.microbatches, 1 + (self.room - self.beneath - first) // each)
 
     def kept_beside(self, in_flight: int) -> int:
@@ -181,6 +189,8 @@ def _visit(costs: Costs, s: int, route: int, columns: Int64) -> SingleRank:
         tail=least(costs.tail_ns),
         down=least(costs.down_ns) if inner else 0,
         up=least(costs.up_ns) if inner else 0,
+        whole=least(costs.held_bytes + costs.again_bytes),
+        again=None if costs.again_ns is None else least(costs.again_ns),
         after=int(costs.reduce_ns[s, rank] + costs.optimizer_ns[s, rank]),
         beneath=sum(least(costs.held_bytes, t) for t in range(s) if ranks[t] == rank),
         number=rank,

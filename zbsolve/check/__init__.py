@@ -12,8 +12,10 @@ code           what is wrong
                and is not a forward with a backward of another microbatch
 `not_allowed`  a kind that `Problem.allow` does not let an order choose
 `misplaced`    an operation in the row of a rank that does not hold its stage for its microbatch
-`missing`      a part (F, B or W of a stage and microbatch) that nothing does
+`missing`      a part (F, B or W of a stage and microbatch) that nothing does; of offload, release
+               and reload, one that is missing where another stands
 `duplicate`    a part done more than once; a fused backward does B and W
+`needless`     a forward that is both moved to host memory and computed again
 `memory`       a rank holds more bytes than its limit somewhere along its row
 `precedence`   an operation comes before one of its own rank that it needs: in the row, or in time
 `deadlock`     ranks wait for each other in a circle, so that none of them can go on
@@ -25,7 +27,7 @@ and for timetables also
 `time`         a start or an end that is not a whole number of ns from 0 on
 `first_start`  the first start is not 0
 `duration`     an operation takes longer or shorter than it costs
-`overlap`      two operations of a rank run at the same time
+`overlap`      two operations of one lane of a rank run at the same time
 `row_order`    an operation runs before the one that stands ahead of it in its row
 `transfer`     an operation starts before what it needs from another rank has arrived, its turn on a
                link where transfers queue included
@@ -49,6 +51,7 @@ from zbsolve.check.membership import (
     kinds_not_allowed,
     misplaced_operations,
     missing_parts,
+    needless_moves,
     number_of_rows,
     unknown_operations,
 )
@@ -79,6 +82,7 @@ _RULES = (
     misplaced_operations,
     missing_parts,
     duplicate_parts,
+    needless_moves,
     exceeded_limits,
     row_against_need,
     circles_of_ranks,

@@ -13,6 +13,7 @@ __all__ = [
     "kinds_not_allowed",
     "misplaced_operations",
     "missing_parts",
+    "needless_moves",
     "number_of_rows",
     "unknown_operations",
 ]
@@ -22,7 +23,11 @@ _CHOICE = {
     Kind.BACKWARD_WEIGHT: "split",
     Kind.BACKWARD: "fused",
     Kind.RECOMPUTE: "recompute",
+    Kind.OFFLOAD: "offload",
+    Kind.RELEASE: "offload",
+    Kind.RELOAD: "offload",
 }
+_TO_DO = {"recompute": "to recompute forwards", "offload": "to offload activations"}
 
 
 def number_of_rows(sheet: Sheet) -> Iterator[Violation]:
@@ -74,13 +79,13 @@ def _why_no_end(sheet: Sheet, op: Op) -> str:
 
 
 def kinds_not_allowed(sheet: Sheet) -> Iterator[Violation]:
-    """Backwards are split, or fused, and forwards computed again only where that may be chosen."""
+    """Backwards are split, or fused, and forwards computed again or moved away only where that may be chosen."""
     refused = {kind: word for kind, word in _CHOICE.items() if word not in sheet.problem.allow}
     for entry in sheet.known:
         for op, _ in entry.halves:
             word = refused.get(op.kind)
             if word is not None:
-                what = "to recompute forwards" if op.kind is Kind.RECOMPUTE else f"{word} backwards"
+                what = _TO_DO.get(word, f"{word} backwards")
                 yield Violation("not_allowed", f"{entry}: the problem does not allow {what}", (entry.op,))
         if len(entry.halves) > 1 and "paired" not in sheet.problem.allow:
             yield Violation("not_allowed", f"{entry}: the problem does not allow paired operations", (entry.op,))
@@ -105,6 +110,23 @@ def missing_parts(sheet: Sheet) -> Iterator[Violation]:
     for (part, cell), doer in sheet.ends.items():
         if doer is None:
             yield _missing(sheet, part, cell)
+    for cell, three in enumerate(zip(*sheet.moves.values(), strict=True)):
+        if any(three):
+            yield from (
+                _missing(sheet, kind, cell) for kind, entry in zip(sheet.moves, three, strict=True) if not entry
+            )
+
+
+def needless_moves(sheet: Sheet) -> Iterator[Violation]:
+    """Nothing is both moved to host memory and computed again."""
+    for rerun, away in zip(sheet.reruns, sheet.moves[Kind.OFFLOAD], strict=True):
+        if rerun is not None and away is not None:
+            yield Violation(
+                "needless",
+                f"{rerun} (place {rerun.place}) computes again what {show(away.op)} (place {away.place}) moves away; "
+                "one of them is enough",
+                (away.op, rerun.op),
+            )
 
 
 def _missing(sheet: Sheet, part: Kind, cell: int) -> Violation:

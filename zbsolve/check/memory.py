@@ -3,8 +3,9 @@
 What an operation adds, it adds at its start; what it frees, it frees at its end; workspace is there
 while it runs, and so is what a forward holds that no backward follows. A forward that is computed again
 holds its checkpoint until then, and all that the backward needs from then on. What two operations that run
-together add, both add at the start; what they free, both free at the end. So the bytes held follow from the
-row alone, whenever its operations run.
+together add, both add at the start; what they free, both free at the end. What is moved to host memory is
+freed by the release behind the copy, and taken again where the reload stands. So the bytes held follow from
+the row alone, whenever its operations run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from zbsolve.profile import StageCost
 from zbsolve.timetable import Violation
 
 __all__ = ["exceeded_limits", "peaks_of"]
+
+
+_COPYING = (Kind.OFFLOAD, Kind.RELEASE, Kind.RELOAD)
+"""These compute nothing, and so need no workspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,11 @@ def _change(kind: Kind, cost: StageCost, *, again: bool) -> int:
         return cost.checkpoint if again else cost.activation_bytes
     if kind is Kind.RECOMPUTE:
         return cost.activation_bytes - cost.checkpoint
+    if kind is Kind.OFFLOAD:
+        return 0
+    if kind in (Kind.RELEASE, Kind.RELOAD):
+        moved = cost.activation_bytes if cost.offload_bytes is None else cost.offload_bytes
+        return moved if kind is Kind.RELOAD else -moved
     if kind is Kind.BACKWARD_INPUT:
         return cost.backward_weight_bytes - cost.activation_bytes
     if kind is Kind.BACKWARD_WEIGHT:
@@ -66,7 +76,7 @@ def _walk(sheet: Sheet, row: list[Entry], static: int, limit: int | None) -> _Wa
         for op, cell in entry.halves:
             cost = sheet.cost(cell)
             change = _change(op.kind, cost, again=sheet.reruns[cell] is not None)
-            during += max(change, 0) + cost.workspace_bytes
+            during += max(change, 0) + (0 if op.kind in _COPYING else cost.workspace_bytes)
             held += 0 if sheet.problem.forward_only else change
         if during > peak:
             peak, at = during, entry

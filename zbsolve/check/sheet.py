@@ -16,8 +16,10 @@ __all__ = ["Entry", "Sheet", "number", "show", "some"]
 
 _F, _B, _W, _BW = Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.BACKWARD
 _C = Kind.RECOMPUTE
+_U, _X, _L = Kind.OFFLOAD, Kind.RELEASE, Kind.RELOAD
 _R, _O = Kind.REDUCE_GRADIENT, Kind.OPTIMIZER
-_DOES = {_F: (_F,), _B: (_B,), _W: (_W,), _BW: (_B, _W), _C: (_C,), _R: (_R,), _O: (_O,)}
+_DOES = {_BW: (_B, _W)} | {kind: (kind,) for kind in (_F, _B, _W, _C, _U, _X, _L, _R, _O)}
+_BESIDE = {_R: 1, _U: 2, _L: 3}
 
 LONGEST_LIST = 12
 """A message names no more things than this."""
@@ -62,9 +64,9 @@ class Entry:
         return f"{show(self.op)} on rank {self.rank}"
 
     @property
-    def on_network(self) -> bool:
-        """Whether it runs on the network of its rank, beside what computes there."""
-        return self.op.kind is _R
+    def beside(self) -> int:
+        """What of its rank runs it: 0 what computes; 1 the network, 2 and 3 the copies to host memory and back."""
+        return _BESIDE.get(self.op.kind, 0) if type(self.op.kind) is Kind else 0
 
     @property
     def start(self) -> int:
@@ -93,6 +95,8 @@ class Sheet:
         None if there is none.
     reruns
         By cell the entry that computes its forward again, None where the forward keeps all that it has.
+    moves
+        By kind (offload, release, reload) and cell the entry that does it, None where nothing is moved away.
     ends
         The same for what is done once an iteration, by kind and cell.
     again
@@ -110,6 +114,7 @@ class Sheet:
         parts = (_F,) if problem.forward_only else (_F, _B, _W)
         self.doer: dict[Kind, list[Entry | None]] = {part: [None] * cells for part in parts}
         self.reruns: list[Entry | None] = [None] * cells
+        self.moves: dict[Kind, list[Entry | None]] = {kind: [None] * cells for kind in (_U, _X, _L)}
         self.ends: dict[tuple[Kind, int], Entry | None] = {
             (kind, self._end_cell(rank, stage)): None
             for kind in (_R, _O)
@@ -198,7 +203,7 @@ class Sheet:
         return self.stages * self.microbatches + rank * self.stages + stage
 
     def _enter(self, part: Kind, cell: int, entry: Entry) -> None:
-        others = self.reruns if part is _C else self.doer.get(part, [])
+        others = self.reruns if part is _C else self.moves.get(part) or self.doer.get(part, [])
         other = self.ends[part, cell] if part in (_R, _O) else others[cell]
         if other is not None:
             self.again.setdefault((part, cell), [other]).append(entry)
@@ -222,6 +227,8 @@ class Sheet:
             yield self.doer[_B][cell], -1
         elif kind is _C:
             yield self.doer[_F][cell], -1
+        elif kind in (_U, _X, _L):
+            yield self.doer[_F][cell] if kind is _U else self.moves[_U if kind is _X else _X][cell], -1
         elif kind is _O and (_R, cell) in self.ends:
             yield self.ends[_R, cell], -1
         elif kind in (_R, _O):
@@ -230,6 +237,7 @@ class Sheet:
         else:
             yield self.doer[_F][cell], -1
             yield self.reruns[cell], -1
+            yield self.moves[_L][cell], -1
             if op.stage < self.stages - 1:
                 yield self.doer[_B][cell + self.microbatches], cell
             if self._slice(cell) < self.problem.slices - 1:  # its share of the gradients of the slices behind it

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from zbsolve.check.links import is_queueing, least_repetitions
 from zbsolve.check.sheet import Entry, Sheet, number, show
-from zbsolve.ops import Kind
-from zbsolve.profile import StageCost
+from zbsolve.ops import Kind, Op
 from zbsolve.timetable import Violation
 
 __all__ = [
@@ -66,7 +65,12 @@ def first_start(sheet: Sheet) -> Iterator[Violation]:
         )
 
 
-def _duration(kind: Kind, cost: StageCost) -> int:
+def _duration(sheet: Sheet, op: Op, cell: int) -> int:
+    kind, cost = op.kind, sheet.cost(cell)
+    if kind is Kind.RELEASE:
+        return 0
+    if kind in (Kind.OFFLOAD, Kind.RELOAD):
+        return _copy(sheet, kind, cell)
     if kind is _F:
         return cost.forward_ns
     if kind is _B:
@@ -87,7 +91,22 @@ def _due(sheet: Sheet, entry: Entry) -> int:
     together = sheet.problem.overlap_ns(entry.op) if len(entry.halves) > 1 else None
     if together is not None:
         return together
-    return sum(_duration(op.kind, sheet.cost(cell)) for op, cell in entry.halves)
+    return sum(_duration(sheet, op, cell) for op, cell in entry.halves)
+
+
+def _copy(sheet: Sheet, kind: Kind, cell: int) -> int:
+    """The ns that a copy to host memory, or back, takes on the rank where it belongs, rounded up."""
+    link = sheet.problem.profile.host_link
+    if link is None:
+        return 0
+    latency, to_host, from_host = link.of(sheet.home(cell))
+    rate = to_host if kind is Kind.OFFLOAD else from_host
+    cost = sheet.cost(cell)
+    size = cost.activation_bytes if cost.offload_bytes is None else cost.offload_bytes
+    if rate is None:
+        return latency
+    whole, rest = divmod(size * 1_000_000_000, rate)
+    return latency + whole + (1 if rest else 0)
 
 
 def wrong_durations(sheet: Sheet) -> Iterator[Violation]:
@@ -105,7 +124,7 @@ def wrong_durations(sheet: Sheet) -> Iterator[Violation]:
 
 
 def overlaps(sheet: Sheet) -> Iterator[Violation]:
-    """A rank computes one operation at a time, and its network runs one at a time.
+    """A rank computes one operation at a time; its network, and its copies either way, run one at a time each.
 
     One of no duration may share the instant at which another starts or ends.
     """
@@ -125,7 +144,7 @@ def overlaps(sheet: Sheet) -> Iterator[Violation]:
 def row_against_time(sheet: Sheet) -> Iterator[Violation]:
     """Operations run in the order in which they stand in their row, each lane by itself.
 
-    What the network of a rank runs starts no earlier than the last computation ahead of it has ended.
+    What the network of a rank or its copies run starts no earlier than the last computation ahead has ended.
     """
     for row in _lanes(sheet):
         for ahead, entry in itertools.pairwise(_clocked(row)):
@@ -134,7 +153,7 @@ def row_against_time(sheet: Sheet) -> Iterator[Violation]:
     for row in sheet.rows:
         compute: Entry | None = None
         for entry in _clocked(row):
-            if not entry.on_network:
+            if not entry.beside:
                 compute = entry
             elif compute is not None and entry.start < compute.end:
                 yield _before_its_turn(compute, entry, "starts before that has ended")
@@ -150,10 +169,10 @@ def _before_its_turn(ahead: Entry, entry: Entry, what: str) -> Violation:
 
 
 def _lanes(sheet: Sheet) -> Iterator[list[Entry]]:
-    """Of each row what computes, and what the network runs."""
+    """Of each row what computes, what the network runs, and what is copied either way."""
     for row in sheet.rows:
-        yield [entry for entry in row if not entry.on_network]
-        yield [entry for entry in row if entry.on_network]
+        for which in range(4):
+            yield [entry for entry in row if entry.beside == which]
 
 
 def early_in_rank(sheet: Sheet) -> Iterator[Violation]:

@@ -31,24 +31,24 @@ def circles_of_ranks(sheet: Sheet) -> Iterator[Violation]:
 
 
 def _lane(entry: Entry) -> int:
-    """A number for what runs it: two a rank, its compute and its network."""
-    return 2 * entry.rank + entry.on_network
+    """A number for what runs it, four a rank."""
+    return 4 * entry.rank + entry.beside
 
 
 def _issue(sheet: Sheet) -> dict[int, tuple[Entry, Entry]]:
-    """Issue all rows as far as they go, what computes and what the network runs each by itself.
+    """Issue all rows as far as they go, what computes, what the network runs and what is copied each by itself.
 
     Returns
     -------
     For each lane that is stuck: its next operation, and what that waits for on another lane.
     """
-    lanes: list[list[Entry]] = [[] for _ in range(2 * len(sheet.rows))]
+    lanes: list[list[Entry]] = [[] for _ in range(4 * len(sheet.rows))]
     computes_ahead: dict[Entry, Entry] = {}
     for row in sheet.rows:
         compute: Entry | None = None
         for entry in row:
             lanes[_lane(entry)].append(entry)
-            if not entry.on_network:
+            if not entry.beside:
                 compute = entry
             elif compute is not None:
                 computes_ahead[entry] = compute

@@ -52,7 +52,7 @@ def metrics_fields(problem: Problem, metrics: Metrics) -> dict[str, object]:
 
 def solution_fields(solution: Solution) -> dict[str, object]:
     """A timetable with its proof."""
-    from zbsolve.solution import paired, recomputed
+    from zbsolve.solution import offloaded, paired, recomputed
 
     problem = solution.timetable.problem
     return {
@@ -67,6 +67,7 @@ def solution_fields(solution: Solution) -> dict[str, object]:
         "seed": solution.seed,
         **({"paired": paired(solution.timetable.order)} if "paired" in problem.allow else {}),
         **({"recomputed": recomputed(solution.timetable.order)} if "recompute" in problem.allow else {}),
+        **({"offloaded": offloaded(solution.timetable.order)} if "offload" in problem.allow else {}),
         **problem_fields(problem),
     }
 
@@ -98,7 +99,7 @@ def grid(rows: list[tuple[str, str]]) -> Table:
 
 def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None, published: str | None = None) -> Table:
     """Everything there is to tell of one timetable; a published schedule was not searched for, and says its name."""
-    from zbsolve.solution import paired_in_words, recomputed_in_words
+    from zbsolve.solution import offloaded_in_words, paired_in_words, recomputed_in_words
 
     rows = []
     if published is not None:
@@ -120,6 +121,8 @@ def figures(problem: Problem, metrics: Metrics, proof: Solution | None = None, p
         rows.append(("paired", pairs))
     if proof is not None and (again := recomputed_in_words(proof.timetable)):
         rows.append(("recompute", again))
+    if proof is not None and (away := offloaded_in_words(proof.timetable)):
+        rows.append(("offload", away))
     if proof is not None and published is None:
         rows.append(("found by", f"{proof.method} in {proof.seconds:.1f} s, seed {proof.seed}"))
     return grid(rows)

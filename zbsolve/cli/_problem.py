@@ -56,6 +56,7 @@ class Asked:
     microbatch_factors: str | None = None
     forward_only: bool = False
     recompute: bool = False
+    offload: bool = False
     paired: bool = False
     slices: int = 1
 
@@ -78,6 +79,7 @@ class Asked:
             allow=frozenset(
                 {"split", "fused"}
                 | ({"recompute"} if self.recompute else set())
+                | ({"offload"} if self.offload else set())
                 | ({"paired"} if self.paired else set())
             ),
         )
@@ -300,6 +302,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
         )
         @click.option("--forward-only", is_flag=True, help="Forwards alone, for evaluation and serving.")
         @click.option("--recompute", is_flag=True, help="Forwards may keep a checkpoint alone, and be computed again.")
+        @click.option("--offload", is_flag=True, help="Activations may be moved to host memory, and back.")
         @click.option("--paired", is_flag=True, help="A forward and a backward may run together (overlaps).")
         @click.option(
             "--slices",
@@ -321,6 +324,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
             microbatch_factors: str | None,
             forward_only: bool,
             recompute: bool,
+            offload: bool,
             paired: bool,
             slices: int,
             **kwargs: Any,
@@ -336,6 +340,7 @@ def problem_options(*, required: bool = True, memory_default: str = UNLIMITED) -
                 microbatch_factors=microbatch_factors,
                 forward_only=forward_only,
                 recompute=recompute,
+                offload=offload,
                 paired=paired,
                 slices=slices,
             )

@@ -60,6 +60,8 @@ MOST_POINTS = 2000
 )
 @click.option("--rank-factors", metavar="LIST", help="As for solve.")
 @click.option("--forward-only", is_flag=True, help="Forwards alone, for evaluation and serving.")
+@click.option("--recompute", is_flag=True, help="As for solve.")
+@click.option("--offload", is_flag=True, help="As for solve.")
 @click.option("--slices", metavar="K", type=click.IntRange(min=1), default=1, help="As for solve.")
 @seconds_option("--time-limit", default=10.0, what="For each point.")
 @click.option("--work-limit", type=click.IntRange(min=1), metavar="STEPS", help="For each point, in search steps.")
@@ -174,6 +176,8 @@ def _points(
                 rank_factors=asked["rank_factors"],
                 forward_only=asked["forward_only"],
                 slices=asked["slices"],
+                recompute=asked["recompute"],
+                offload=asked["offload"],
             ).problem(profile)
             found += [SweepPoint(placement=placement, memory=size, problem=with_memory(base, size)) for size in sizes]
     return found

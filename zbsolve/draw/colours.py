@@ -35,6 +35,9 @@ FILL = {
     Kind.BACKWARD_WEIGHT: "#A3DFC2",
     Kind.BACKWARD: "#BD4B2C",
     Kind.RECOMPUTE: "#5A99F6",
+    Kind.OFFLOAD: "#7309CB",
+    Kind.RELEASE: "#F1F7A7",
+    Kind.RELOAD: "#9A5873",
     Kind.REDUCE_GRADIENT: "#C9A3D4",
     Kind.OPTIMIZER: "#2B2B2B",
 }
@@ -54,6 +57,9 @@ TEXT = {
     Kind.BACKWARD_WEIGHT: "#1A1A1A",
     Kind.BACKWARD: "#FFFFFF",
     Kind.RECOMPUTE: "#1A1A1A",
+    Kind.OFFLOAD: "#FFFFFF",
+    Kind.RELEASE: "#1A1A1A",
+    Kind.RELOAD: "#FFFFFF",
     Kind.REDUCE_GRADIENT: "#1A1A1A",
     Kind.OPTIMIZER: "#FFFFFF",
 }
@@ -65,6 +71,9 @@ MEANING = {
     Kind.BACKWARD_WEIGHT: "backward, weight gradient",
     Kind.BACKWARD: "backward, both in one",
     Kind.RECOMPUTE: "forward, computed again",
+    Kind.OFFLOAD: "copy to host memory, beside the computing",
+    Kind.RELEASE: "memory of what was copied let go of",
+    Kind.RELOAD: "copy back from host memory, beside the computing",
     Kind.REDUCE_GRADIENT: "reduction of gradients, beside the computing",
     Kind.OPTIMIZER: "optimizer",
 }

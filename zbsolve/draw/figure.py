@@ -55,6 +55,11 @@ STYLE: dict[str, Any] = {
     "path.simplify": False,
 }
 
+_STRIPS = {Kind.REDUCE_GRADIENT: (0.88, 0.09), Kind.OFFLOAD: (0.88, 0.045), Kind.RELOAD: (0.925, 0.045)}
+"""Where in a row, and how high, what runs beside the computing is drawn."""
+
+_UNLETTERED = {*_STRIPS, Kind.RELEASE}
+
 
 def draw_timetables(timetables: Sequence[tuple[str, Timetable]], path: str | Path, *, memory: bool = True) -> Path:
     """Draw timetables below each other on one time axis into a file.
@@ -246,7 +251,7 @@ class _Page:
             for row in panel.timetable.rows:
                 for timed in row:
                     for op in timed.op.halves:
-                        if op.kind is not Kind.REDUCE_GRADIENT:
+                        if op.kind not in _UNLETTERED:
                             rooms.setdefault(op.kind, []).append(self._room(timed))
         if sum(map(len, rooms.values())) > MOST_LABELS:
             return Lettering()
@@ -374,8 +379,9 @@ def _box_top(panel: Panel, rank: int, stage: int) -> float:
 
 def _places(panel: Panel, rank: int, op: Op) -> list[tuple[Op, float, float]]:
     """Top and height of the box of an operation; of the two that run together, one above the other as chunks are."""
-    if op.kind is Kind.REDUCE_GRADIENT:  # beside the computing: a strip at the foot of the row
-        return [(op, rank + 0.88, 0.09)]
+    if op.kind in _STRIPS:  # beside the computing: at the foot of the row
+        below, tall = _STRIPS[op.kind]
+        return [(op, rank + below, tall)]
     height = _box_height(panel)
     tops = sorted(((_box_top(panel, rank, half.stage), half) for half in op.halves), key=lambda place: place[0])
     high, low = tops[0][0], tops[-1][0] + height

@@ -119,7 +119,7 @@ def panels(timetables: Sequence[tuple[str, Timetable]]) -> tuple[Panel, ...]:
 
 def _panel(title: str, timetable: Timetable) -> Panel:
     rows = timetable.rows
-    computes = (timed for row in rows for timed in row if timed.op.kind is not Kind.REDUCE_GRADIENT)
+    computes = (timed for row in rows for timed in row if timed.op.kind.resource == "compute")
     work = sum(timed.end_ns - timed.start_ns for timed in computes)
     first = [min((timed.start_ns for timed in row), default=0) for row in rows]
     if timetable.problem.objective == "period":

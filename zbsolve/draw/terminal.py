@@ -107,7 +107,7 @@ class _Row:
 
     @classmethod
     def build(cls, panel: Panel, rank: int, span: int, columns: int) -> _Row:
-        computes = (t for t in panel.timetable.rows[rank] if t.op.kind is not Kind.REDUCE_GRADIENT)
+        computes = (t for t in panel.timetable.rows[rank] if t.op.kind in _LETTER)
         row = sorted(computes, key=lambda timed: (timed.start_ns, timed.end_ns))
         start, end = panel.windows[rank]
         chunk_of, many = panel.chunk_of[rank], panel.chunks > 2
@@ -227,8 +227,10 @@ def _legend(shown: tuple[Panel, ...], span: int, columns: int, width: int, crowd
     if any(t.op.beside is not None for panel in shown for row in panel.timetable.rows for t in row):
         entries.append("a forward right ahead of a backward may run together with it: each has half of the columns")
     entries.append(". idle")
-    if len(present) > len(used):
+    if Kind.REDUCE_GRADIENT in present:
         entries.append("reductions of gradients run beside what is shown")
+    if any(kind.moves for kind in present):
+        entries.append("copies to host memory and back run beside what is shown")
     if crowded:
         entries.append("# several in one column (: mostly idle)")
     facts = [f"one column is {format_ns(span / columns)}", *dict.fromkeys(panel.formula for panel in shown)]

@@ -19,10 +19,12 @@ from zbsolve.lowering import Action, Do
 __all__ = [
     "alone_call",
     "backward_call",
+    "copy_call",
     "evaluation_call",
     "forward_call",
     "joined_weight_call",
     "message_call",
+    "release_call",
     "together_call",
 ]
 
@@ -78,15 +80,16 @@ def forward_call(
     *,
     split: bool,
     checkpoint: bool,
+    moves: bool,
     alone: bool,
     finish: Callable[[Any], Any] | None,
     behind: Boundary | None,
     look: AfterForward | None,
 ) -> Call:
-    """The function of an F, one that keeps a checkpoint alone or not; `alone`: in turn with those of other ranks."""
+    """The function of an F, which may keep a checkpoint alone, or move away; `alone`: in turn with those of others."""
     letters, marks, run = desk.mail, desk.marks, stage.forward
     source, place = (desk.inputs, key) if into is None else (letters, into)
-    kept = {"checkpoint": True} if checkpoint else {}
+    kept = {name: True for name, does in (("checkpoint", checkpoint), ("moves", moves)) if does}
     if alone:
         run = _drawing_alone(run)
 
@@ -181,6 +184,27 @@ def together_call(desk: Desk, at: int, first: Call, second: Call) -> Call:
         marks[at] = started
 
     return together
+
+
+def copy_call(desk: Desk, at: int, mark: Mark, run: Callable[[int, Mark], tuple[Any, Any]], key: int) -> Call:
+    """The function of an offload or a reload, which notes the time where it runs, beside the computing."""
+    marks = desk.marks
+
+    def copy() -> None:
+        marks[at], marks[at + 1] = run(key, mark)
+
+    return copy
+
+
+def release_call(desk: Desk, at: int, mark: Mark, run: Callable[[int], None], key: int) -> Call:
+    """The function of a release, which takes no time once its copy has ended."""
+    marks = desk.marks
+
+    def release() -> None:
+        run(key)
+        marks[at] = marks[at + 1] = mark()
+
+    return release
 
 
 def joined_weight_call(desk: Desk, at: int) -> Call:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from zbsolve.errors import InvalidInput, RunError
-from zbsolve.executor.desk import StageWork
+from zbsolve.executor.desk import Mark, StageWork
 from zbsolve.executor.split import HeldBytes, SplitReport, SplitStage
 from zbsolve.executor.split.arriving import arrived
 from zbsolve.executor.split.shared import StageShare
@@ -181,6 +181,7 @@ class CarryingStage:
         split: bool = True,
         finish: Callable[[Any], Any] | None = None,
         checkpoint: bool = False,
+        moves: bool = False,
     ) -> tuple[Any, ...]:
         """Run the module on a slice with what the slice before it carried on; parameters as of `SplitStage`."""
         carry, found, alone = self._before(key), [_NO_CARRY], [True]
@@ -197,6 +198,7 @@ class CarryingStage:
             split=split,
             finish=None if finish is None else finished,
             checkpoint=checkpoint,
+            moves=moves,
             call=self._call(len(inputs), carry, found, alone),
         )
         outputs = len(made) - len(found[0].tensors)
@@ -221,6 +223,22 @@ class CarryingStage:
     def recompute(self, key: int) -> None:
         """Run the forward of a slice once more, on what it was given."""
         self.stage.recompute(key)
+
+    def offload(self, key: int, mark: Mark) -> tuple[Any, Any]:
+        """Start to move away what a slice has saved; what was carried to it, an input, stays."""
+        return self.stage.offload(key, mark)
+
+    def release(self, key: int) -> None:
+        """Let go of it, once it is copied."""
+        self.stage.release(key)
+
+    def reload(self, key: int, mark: Mark) -> tuple[Any, Any]:
+        """Start to bring it back."""
+        return self.stage.reload(key, mark)
+
+    def arrive(self, key: int) -> None:
+        """Wait until it is back."""
+        self.stage.arrive(key)
 
     def backward_input(self, key: int, grad_outputs: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
         """The gradients of a slice's inputs; that of what it was given by the slice before waits for that one's B."""

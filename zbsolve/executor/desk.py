@@ -30,11 +30,24 @@ class StageWork(Protocol):
         split: bool = True,
         finish: Callable[[Any], Any] | None = None,
         checkpoint: bool = False,
+        moves: bool = False,
     ) -> tuple[Any, ...]:
         """Run the module on a microbatch; outputs are detached and say whether they want a gradient."""
 
     def recompute(self, key: int) -> None:
         """Run it once more, where it has kept a checkpoint alone."""
+
+    def offload(self, key: int, mark: Mark) -> tuple[Any, Any]:
+        """Start to move away what its forward has saved; the marks of start and end."""
+
+    def release(self, key: int) -> None:
+        """Let go of it, once it is copied."""
+
+    def reload(self, key: int, mark: Mark) -> tuple[Any, Any]:
+        """Start to bring it back; the marks of start and end."""
+
+    def arrive(self, key: int) -> None:
+        """Wait until it is back."""
 
     def backward_input(self, key: int, grad_outputs: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of the inputs."""

@@ -28,10 +28,12 @@ import torch
 from zbsolve.executor.actions import (
     alone_call,
     backward_call,
+    copy_call,
     evaluation_call,
     forward_call,
     joined_weight_call,
     message_call,
+    release_call,
     together_call,
 )
 from zbsolve.executor.boundary import Boundary
@@ -41,6 +43,8 @@ from zbsolve.executor.losses import loss_of
 from zbsolve.executor.transports.protocol import Mail
 from zbsolve.lowering import Action, Do, Lowered
 from zbsolve.ops import Kind, Op
+
+_BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 
 __all__ = ["Program", "evaluation_program", "training_program"]
 
@@ -120,6 +124,7 @@ def training_program(
     runs = [(half, a) for a in row if a.do is Do.COMPUTE for half in a.op.halves]
     fused = {(op.stage, op.microbatch) for op, _ in runs if op.kind is Kind.BACKWARD}
     again = {(op.stage, op.microbatch) for op, _ in runs if op.kind is Kind.RECOMPUTE}
+    moving = {(op.stage, op.microbatch) for op, _ in runs if op.kind is Kind.OFFLOAD}
     alone = any(a.do is Do.COMPUTE and a.op.kind is Kind.RECOMPUTE for other in lowered.rows for a in other)
     entering, leaving = _messages(lowered, rank)
     joined = _joined(row, leaving)
@@ -139,10 +144,15 @@ def training_program(
             look = after_forward(op.stage)
             return forward_call(
                 desk, at, mark, op.stage, stage, key, into, out,
-                split=split, checkpoint=(op.stage, key) in again, alone=alone, finish=finish, behind=behind, look=look,
+                split=split, checkpoint=(op.stage, key) in again, moves=(op.stage, key) in moving, alone=alone,
+                finish=finish, behind=behind, look=look,
             )  # fmt: skip
         if op.kind is Kind.RECOMPUTE:
             return alone_call(desk, at, mark, stage.recompute, key)
+        if op.kind is Kind.RELEASE:
+            return release_call(desk, at, mark, stage.release, key)
+        if op.kind.moves:
+            return copy_call(desk, at, mark, stage.offload if op.kind is Kind.OFFLOAD else stage.reload, key)
         together = (op.stage, key) in joined
         if op.kind is Kind.BACKWARD_WEIGHT:
             return joined_weight_call(desk, at) if together else alone_call(desk, at, mark, stage.backward_weight, key)
@@ -163,6 +173,12 @@ def training_program(
         if action is None:
             break
         if action.do is Do.COMPUTE:
+            for half in action.op.halves:
+                key = half.microbatch
+                if half.kind in _BACKWARDS and key is not None and (half.stage, key) in moving:
+                    # ahead of its marks, as for whatever a backward waits for
+                    program.actions.append(action)
+                    program.calls.append(partial(stages[half.stage].arrive, key))
             made: Call | None = compute(action.op, 2 * len(program.ops))
             program.ops.append(action.op)
             for half in action.op.halves:

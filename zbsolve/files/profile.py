@@ -10,7 +10,17 @@ from zbsolve.disk import PathLike, read_regular, write_atomic
 from zbsolve.files import shapes
 from zbsolve.files.parse import located, parse
 from zbsolve.files.text import json_bytes, toml_bytes
-from zbsolve.profile import Link, LinkOverride, Overlap, Profile, ProfileSource, StageCost, StageSpread
+from zbsolve.profile import (
+    HostLink,
+    HostLinkOverride,
+    Link,
+    LinkOverride,
+    Overlap,
+    Profile,
+    ProfileSource,
+    StageCost,
+    StageSpread,
+)
 from zbsolve.units import parse_bytes, parse_ns
 
 __all__ = ["profile_bytes", "read_profile", "read_profile_bytes", "write_profile"]
@@ -54,8 +64,9 @@ def profile_from_shape(shape: shapes.ProfileShape, name: object, where: str) -> 
     link = _link(shape.link, name, f"{where}.link")
     source = _source(shape.source, name, f"{where}.source")
     overlaps = tuple(_overlap(o, name, f"{where}.overlaps[{i}]") for i, o in enumerate(shape.overlaps))
+    host = None if shape.host_link is UNSET else _host_link(shape.host_link, name, f"{where}.host_link")
     with located(name, where):
-        return Profile(stages=stages, link=link, name=shape.name, source=source, overlaps=overlaps)
+        return Profile(stages=stages, link=link, name=shape.name, source=source, overlaps=overlaps, host_link=host)
 
 
 def _amounts(shape: Any, name: object, where: str) -> dict[str, Any]:
@@ -68,7 +79,7 @@ def _amounts(shape: Any, name: object, where: str) -> dict[str, Any]:
         with located(name, f"{where}.{field}"):
             if field.endswith("_ns"):
                 value = parse_ns(value, field)
-            elif field.endswith("_bytes") or (field == "bytes_per_second" and value is not None):
+            elif field.endswith("_bytes") or (field.endswith("bytes_per_second") and value is not None):
                 value = parse_bytes(value, field)
         values[field] = value
     return values
@@ -97,6 +108,21 @@ def _link(shape: shapes.LinkShape, name: object, where: str) -> Link:
     values["overrides"] = tuple(_override(o, name, f"{where}.overrides[{i}]") for i, o in enumerate(shape.overrides))
     with located(name, where):
         return Link(**values)
+
+
+def _host_link(shape: shapes.HostLinkShape, name: object, where: str) -> HostLink:
+    values = _amounts(shape, name, where)
+    values["overrides"] = tuple(
+        _host_override(o, name, f"{where}.overrides[{i}]") for i, o in enumerate(shape.overrides)
+    )
+    with located(name, where):
+        return HostLink(**values)
+
+
+def _host_override(shape: shapes.HostOverrideShape, name: object, where: str) -> HostLinkOverride:
+    values = _amounts(shape, name, where)
+    with located(name, where):
+        return HostLinkOverride(**values)
 
 
 def _spread(shape: shapes.SpreadShape, name: object, where: str) -> StageSpread:
@@ -135,10 +161,16 @@ def profile_to_plain(profile: Profile) -> dict[str, Any]:
     plain["stages"] = [_stage_to_plain(stage) for stage in profile.stages]
     plain["overlaps"] = [_known(overlap, *Overlap.__slots__) for overlap in profile.overlaps]
     order = ("name", "stages", "overlaps", "link", "source")
-    return {key: plain[key] for key in order if plain[key]}
+    plain = {key: plain[key] for key in order if plain[key]}
+    if (host := profile.host_link) is not None:  # written even where a copy takes no time: without it there is none
+        known = _known(host, "latency_ns", *_COPY_RATES)
+        known["overrides"] = [_known(o, *HostLinkOverride.__slots__) for o in host.overrides]
+        plain["host_link"] = _without_defaults(known)
+    return plain
 
 
-_OPTIONAL = ("recompute_ns", "checkpoint_bytes")
+_COPY_RATES = ("to_host_bytes_per_second", "from_host_bytes_per_second")
+_OPTIONAL = ("recompute_ns", "checkpoint_bytes", "offload_bytes")
 _WRITTEN = ("forward_ns", "backward_input_ns", "backward_weight_ns", "backward_ns", *_OPTIONAL)
 """What is written even where it is 0: it has no default, or another one."""
 

@@ -17,6 +17,8 @@ from zbsolve.units import MAX_AMOUNT
 __all__ = [
     "PROFILE",
     "TIMETABLE",
+    "HostLinkShape",
+    "HostOverrideShape",
     "LinkShape",
     "OpShape",
     "OverlapShape",
@@ -76,6 +78,7 @@ class StageShape(_Shape, frozen=True, kw_only=True):
     grad_reduce_ns: Ns = 0
     recompute_ns: Ns | UnsetType = UNSET
     checkpoint_bytes: Bytes | UnsetType = UNSET
+    offload_bytes: Bytes | UnsetType = UNSET
     name: Name = ""
 
 
@@ -107,6 +110,24 @@ class OverlapShape(_Shape, frozen=True, kw_only=True):
     forward_backward_input_overlap_ns: Ns | UnsetType = UNSET
 
 
+class HostOverrideShape(_Shape, frozen=True, kw_only=True):
+    """The way to host memory of one rank."""
+
+    rank: Whole
+    latency_ns: Ns = 0
+    to_host_bytes_per_second: Bytes | None = None
+    from_host_bytes_per_second: Bytes | None = None
+
+
+class HostLinkShape(_Shape, frozen=True, kw_only=True):
+    """What a copy to host memory costs, and back; no bytes per second means unlimited."""
+
+    latency_ns: Ns = 0
+    to_host_bytes_per_second: Bytes | None = None
+    from_host_bytes_per_second: Bytes | None = None
+    overrides: Annotated[list[HostOverrideShape], Meta(max_length=MAX_STAGES)] = []
+
+
 class SpreadShape(_Shape, frozen=True, kw_only=True):
     """Interquartile ranges of a stage's measured durations."""
 
@@ -136,6 +157,7 @@ class ProfileShape(_Shape, frozen=True, kw_only=True):
     link: LinkShape = LinkShape()
     source: SourceShape = SourceShape()
     overlaps: Annotated[list[OverlapShape], Meta(max_length=_MOST_OVERRIDES)] = []
+    host_link: HostLinkShape | UnsetType = UNSET
 
 
 class ProfileFile(ProfileShape, frozen=True, kw_only=True):
@@ -159,7 +181,7 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     microbatches: Whole
     memory_limit: Limit | list[Limit] = None
     objective: Literal["period", "makespan"] = "period"
-    allow: tuple[Literal["fused", "paired", "recompute", "split"], ...] = ("fused", "split")
+    allow: tuple[Literal["fused", "offload", "paired", "recompute", "split"], ...] = ("fused", "split")
     route_of: list[Whole] | UnsetType = UNSET
     rank_factors: list[Factor] | UnsetType = UNSET
     microbatch_factors: list[Factor] | UnsetType = UNSET
@@ -192,7 +214,16 @@ class SolverShape(_Shape, frozen=True, kw_only=True):
 
 
 KindName = Literal[
-    "forward", "backward_input", "backward_weight", "backward", "recompute", "reduce_gradient", "optimizer"
+    "forward",
+    "backward_input",
+    "backward_weight",
+    "backward",
+    "recompute",
+    "offload",
+    "release",
+    "reload",
+    "reduce_gradient",
+    "optimizer",
 ]
 
 

@@ -8,7 +8,9 @@ that blocks is placed at an operation that comes *after* what it waits for in th
 
 so a rank only ever waits for something earlier in the sequence, and nothing can wait in a circle.
 Receives are posted just early enough for the transfer to start when its sender is done; slots go
-to posts in row order, lowest free one first, which for intervals uses as few as can be.
+to posts in row order, lowest free one first, which for intervals uses as few as can be. Copies to host
+memory and back run by themselves once they are issued, so for all of this they take no time, and stand where
+the computing ahead of them in the row has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zbsolve.check import violations
@@ -58,6 +60,7 @@ def lower(timetable: Timetable, *, forward_only: bool = False) -> Lowered:
     # what ends the iteration is the executor's own: it sums and optimizes as stages are complete
     nodes = [[node for node in row if graph.microbatch[node] >= 0] for row in encoded]
     _refuse_impossible_times(graph, nodes, start, end)
+    _issue_copies(graph, nodes, start, end)
     ops = [graph.op(node) for node in range(len(graph))]
     plan = _Plan(graph, nodes, start, end, _sequence(timetable, graph, nodes, start), ops)
     if forward_only:
@@ -97,7 +100,8 @@ class _Crossing:
 
 
 def _refuse_impossible_times(graph: OpGraph, rows: list[list[int]], start: list[int], end: list[int]) -> None:
-    before = [(a, b) for row in rows for a, b in itertools.pairwise(row)]
+    before = [(a, b) for row in graph.by_lane(rows) for a, b in itertools.pairwise(row)]
+    before += [(ahead, copy) for row in rows for ahead, copy in _copies(graph, row)]
     once = (graph.microbatch < 0).tolist()
     arcs = zip(graph.arc_tail.tolist(), graph.arc_head.tolist(), strict=True)
     needed = [(tail, head) for tail, head in arcs if not once[head]]
@@ -107,6 +111,24 @@ def _refuse_impossible_times(graph: OpGraph, rows: list[list[int]], start: list[
                 f"{graph.op(head)} is planned to start at {start[head]} ns, but {graph.op(tail)}, which comes before "
                 f"it, ends at {end[tail]} ns; time the order with simulate"
             )
+
+
+def _copies(graph: OpGraph, row: list[int]) -> Iterator[tuple[int, int]]:
+    """The copies of a row, each with the last computation ahead of it, which there always is: its forward."""
+    lane, rank = graph.lane.tolist(), graph.rank.tolist()
+    ahead = -1
+    for node in row:
+        if lane[node] == rank[node]:
+            ahead = node
+        elif ahead >= 0:
+            yield ahead, node
+
+
+def _issue_copies(graph: OpGraph, rows: list[list[int]], start: list[int], end: list[int]) -> None:
+    """Put copies where they are issued."""
+    for row in rows:
+        for ahead, copy in _copies(graph, row):
+            start[copy] = end[copy] = end[ahead]
 
 
 def _sequence(timetable: Timetable, graph: OpGraph, rows: list[list[int]], start: list[int]) -> list[int]:

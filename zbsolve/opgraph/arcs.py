@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zbsolve.errors import ProblemError
+from zbsolve.opgraph.away import copies
 from zbsolve.opgraph.kinds import OPTIMIZER, REDUCE, Int8, Int32, Int64
 from zbsolve.opgraph.links import link_numbers
 from zbsolve.opgraph.nodes import routes_of
@@ -70,11 +71,12 @@ def _chain(problem: Problem, tail: Int32, head: Int32, *, sender: int, receiver:
 
 
 def within_stage(parts: Parts) -> Arcs:
-    """F, then B, then W (which a fused backward does by itself); what is computed again is so between F and B."""
+    """F, then B, then W (which a fused backward does by itself); between F and B what is done again, or moved."""
     split = parts.backward_input != parts.backward_weight
     again = parts.recompute >= 0
+    away_tail, away_head = copies(parts)
     tail = np.concatenate(
-        [parts.forward.ravel(), parts.backward_input[split], parts.forward[again], parts.recompute[again]]
+        [parts.forward.ravel(), parts.backward_input[split], parts.forward[again], parts.recompute[again], away_tail]
     )
     head = np.concatenate(
         [
@@ -82,6 +84,7 @@ def within_stage(parts: Parts) -> Arcs:
             parts.backward_weight[split],
             parts.recompute[again],
             parts.backward_input[again],
+            away_head,
         ]
     )
     return Arcs(tail, head, np.zeros(len(tail), dtype=np.int64), np.full(len(tail), -1, dtype=np.int64))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from zbsolve.errors import ProblemError
-from zbsolve.opgraph.kinds import MICROBATCH_KINDS, REDUCE, Int8, Int32, Int64
+from zbsolve.opgraph.away import copies_ns
+from zbsolve.opgraph.kinds import AGAIN, MICROBATCH_KINDS, OFFLOAD, REDUCE, RELEASE, RELOAD, Int8, Int32, Int64
 from zbsolve.opgraph.pairs import Beside, with_pairs
 from zbsolve.opgraph.parts import Parts
 from zbsolve.problem import Problem
@@ -28,12 +29,15 @@ def effects(
             if held + left + extra > MAX_AMOUNT:
                 raise ProblemError(f"the bytes of stage {s} exceed 2^62; check the units of the profile")
             kept = c.checkpoint if parts.recompute[s, j] >= 0 else held
-            duration[:, s, j] = (
+            duration[: AGAIN + 1, s, j] = (
                 c.forward_ns, c.backward_input_ns, c.backward_weight_ns, c.backward_ns, c.recomputing_ns
             )  # fmt: skip
-            start[:, s, j] = kept + extra, max(left - held, 0) + extra, extra, extra, held - kept + extra
+            start[: AGAIN + 1, s, j] = kept + extra, max(left - held, 0) + extra, extra, extra, held - kept + extra
             freed = held if problem.forward_only else 0
-            end[:, s, j] = -freed - extra, min(left - held, 0) - extra, -left - extra, -held - extra, -extra
+            end[: AGAIN + 1, s, j] = -freed - extra, min(left - held, 0) - extra, -left - extra, -held - extra, -extra
+            if parts.offload[s, j] >= 0:
+                duration[OFFLOAD, s, j], duration[RELOAD, s, j] = copies_ns(problem, s, j)
+                start[RELOAD, s, j], end[RELEASE, s, j] = c.offloadable, -c.offloadable
     ends = np.flatnonzero(microbatch < 0).tolist()
     at = (np.where(microbatch < 0, 0, kind), stage, microbatch)
     of_node = duration[at], start[at], end[at]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from zbsolve.errors import OrderError, ProblemError
 from zbsolve.opgraph.arcs import backward_chain, end_of_iteration, forward_chain, join, within_stage
 from zbsolve.opgraph.effects import effects
-from zbsolve.opgraph.kinds import KINDS, REDUCE, Int8, Int32, Int64
+from zbsolve.opgraph.kinds import KINDS, Int8, Int32, Int64
+from zbsolve.opgraph.lanes import Lane, lanes_of
 from zbsolve.opgraph.links import QueueingLink, links_of
 from zbsolve.opgraph.nodes import default_nodes, given_nodes
 from zbsolve.opgraph.pairs import Beside, key_of, no_pairs, paired_with
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """What runs one operation at a time: the compute or the network of a rank."""
-
-    resource: Literal["compute", "network"]
-    rank: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpGraph:
     """All operations of a problem with duration, lane and memory effect, and the arcs between them.
@@ -49,7 +42,8 @@ class OpGraph:
     beside
         The backwards that run together with forwards, by node.
     lane
-        Shape N; lanes 0..R-1 are the ranks' compute, the next R their networks, where any is used.
+        Shape N; lanes 0..R-1 are the ranks' compute; then come R for their networks, R for their copies to
+        host memory and R for those back, each where any rank uses it.
     lanes
         What each lane is.
     duration_ns
@@ -139,6 +133,7 @@ class OpGraph:
         order = np.argsort(arcs.head, kind="stable")
         tail, head, lag = arcs.tail[order], arcs.head[order], arcs.lag_ns[order]
         nodes = len(kind)
+        lane, lanes = lanes_of(problem.placement.ranks, kind, rank)
         base = [problem.static_bytes(r) for r in range(problem.placement.ranks)]
         _refuse_overflow("durations and lags", duration, lag)
         _refuse_overflow("bytes", start_bytes, np.asarray(base, dtype=object))
@@ -148,8 +143,8 @@ class OpGraph:
             microbatch=microbatch,
             rank=rank,
             beside=beside,
-            lane=np.where(kind == REDUCE, rank + problem.placement.ranks, rank).astype(np.int32),
-            lanes=_lanes(problem, kind),
+            lane=lane,
+            lanes=lanes,
             duration_ns=duration,
             start_bytes=start_bytes,
             end_bytes=end_bytes,
@@ -275,12 +270,6 @@ class OpGraph:
                 known["lag_ns"] = max(known["lag_ns"], lag)
                 known["bytes"] = max(known["bytes"], 0) + max(size, 0)
         return graph
-
-
-def _lanes(problem: Problem, kind: Int8) -> tuple[Lane, ...]:
-    ranks = range(problem.placement.ranks)
-    networks = tuple(Lane("network", r) for r in ranks) if (kind == REDUCE).any() else ()
-    return (*(Lane("compute", r) for r in ranks), *networks)
 
 
 def _sends(tail: Int32, link: Int32, family: Int64) -> Int32:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from zbsolve.opgraph.kinds import AGAIN, BW, KINDS, Int8, Int32
+from zbsolve.opgraph.kinds import AGAIN, BW, KINDS, OFFLOAD, Int8, Int32
 from zbsolve.opgraph.pairs import Beside
 from zbsolve.problem import Problem
 
 
 def twins_of(problem: Problem, kind: Int8, stage: Int32, microbatch: Int32, rank: Int32, beside: Beside) -> Int32:
-    """Microbatches alike in route, in costs and in what is fused or computed again share classes of operations.
+    """Microbatches alike in route, costs and what is fused, computed again or moved share classes of operations.
 
     Of sequences in slices whole ones are alike, and share a class for each place in them: giving every class
     out in turn keeps the slices of a sequence one behind the other only if all its places change together.
     What ends the iteration has no twin, and neither has a sequence of which something runs together with another's.
     """
     lonely = set(beside.microbatch.tolist()) | set(microbatch[beside.node].tolist())
-    form = np.zeros((2, problem.microbatches, problem.placement.stages), dtype=bool)
-    for chosen, code in zip(form, (BW, AGAIN), strict=True):
+    form = np.zeros((3, problem.microbatches, problem.placement.stages), dtype=bool)
+    for chosen, code in zip(form, (BW, AGAIN, OFFLOAD), strict=True):
         chosen[microbatch[kind == code], stage[kind == code]] = True
     signature: dict[tuple[object, ...], int] = {}
     alike = np.zeros(problem.microbatches, dtype=np.int64)

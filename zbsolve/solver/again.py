@@ -129,6 +129,7 @@ def folded(problem: Problem, chosen: frozenset[int], reading: Kind) -> Problem:
                 backward_input_ns=cost.backward_input_ns + again,
                 backward_ns=cost.backward_ns + again,
                 activation_bytes=cost.checkpoint,
+                offload_bytes=None,
                 workspace_bytes=cost.workspace_bytes + back + spare,
             )
         stages.append(bare)

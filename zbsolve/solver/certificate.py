@@ -25,7 +25,9 @@ __all__ = ["Verdict", "verify_bound"]
 
 Status = Literal["verified", "not verified in time", "wrong"]
 
-_ANALYTIC = frozenset({"load", "chain", "head-tail", "link-load", "two-phase", "memory-time", "relay", "counting"})
+_ANALYTIC = frozenset(
+    {"load", "chain", "head-tail", "link-load", "two-phase", "memory-time", "recompute", "relay", "counting"}
+)
 
 
 @dataclass(frozen=True, slots=True)

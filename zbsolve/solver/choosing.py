@@ -1,10 +1,10 @@
-"""Solving where forwards may be computed again: which stages is decided around the search for an order.
+"""Solving where forwards may be computed again or moved away: which stages is decided around the search for an order.
 
     bound of the lighter problem -> each choice of stages for a short while -> the best one's neighbours
            -> the best choice for what is left
 
-Each choice is solved as a problem without it (see `zbsolve.solver.again`); every answer is put back into what was
-asked, freed of what need not be computed again, and timed exactly there.
+Each choice is solved as a problem without it (see `zbsolve.solver.choice`); every answer is put back into what was
+asked, freed of what need not be computed again or moved, and timed exactly there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from zbsolve.ops import Kind
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
 from zbsolve.solution import Solution, relative_gap
-from zbsolve.solver.again import choices, folded, neighbours, readings, stripped, thinned, unfolded
+from zbsolve.solver.again import readings, thinned
+from zbsolve.solver.away import may_move, movable, moved
+from zbsolve.solver.choice import Choice, bare, choices, folded, neighbours, unfolded
+from zbsolve.solver.copies import arranged
 from zbsolve.solver.incumbent import Progress
 from zbsolve.timetable import Order, Timetable
 
@@ -33,6 +36,9 @@ _FIRST, _SECOND = 0.4, 0.3
 """Shares of the limits for the first choices, and for the neighbours of the best of them."""
 
 _FEWEST_STEPS = 200
+
+_PUBLISHED = 0.15
+"""The share of the seconds after which no more published schedules are moved away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +73,8 @@ class _Choosing:
         self.started = time.perf_counter()
         self.bound = lower_bound(problem)
         self.best: tuple[int, Timetable, str] | None = None
-        self.chosen = frozenset[int]()
-        self.order_of: dict[frozenset[int], Order] = {}
+        self.chosen = Choice()
+        self.order_of: dict[Choice, Order] = {}
         self.interrupted = False
         self.lost: tuple[str, ...] = ()
 
@@ -78,9 +84,17 @@ class _Choosing:
             return True
         return self.best is not None and relative_gap(self.best[0], self.bound.value_ns) <= self.limits.gap
 
+    @property
+    def spent(self) -> float:
+        """The share of the seconds that is over, where they are what counts."""
+        return 0.0 if self.limits.steps is not None else (time.perf_counter() - self.started) / self.limits.seconds
+
     def offer(self, order: Order, method: str) -> int | None:
         """Keep an order of the problem if it fits and is better than all before it; its value if it fits."""
-        timetable = simulate(self.problem, thinned(self.problem, order))
+        order = thinned(self.problem, order)
+        if "offload" in self.problem.allow:
+            order = arranged(self.problem, order)
+        timetable = simulate(self.problem, order)
         peaks = metrics(timetable).peak_bytes
         if any(limit is not None and peak > limit for peak, limit in zip(peaks, self.problem.limit_bytes, strict=True)):
             return None
@@ -90,13 +104,18 @@ class _Choosing:
         return value
 
     def published(self) -> None:
-        """Offer what computes forwards again by itself."""
+        """Offer what computes forwards again by itself, and what fits once enough is moved away."""
         for schedule in schedules():
-            if schedule.name.endswith("-recompute"):
-                with contextlib.suppress(ScheduleConditionError):
-                    self.offer(baseline(schedule.name, self.problem), schedule.name)
+            again = schedule.name.endswith("-recompute")
+            if not (again or may_move(self.problem)):
+                continue
+            if self.best is not None and self.spent > _PUBLISHED:
+                return
+            with contextlib.suppress(ScheduleConditionError):
+                order = baseline(schedule.name, self.problem)
+                self.offer(order if again else moved(order, movable(self.problem)), schedule.name)
 
-    def try_all(self, sets: Iterable[frozenset[int]], share: float, start: Order | None) -> None:
+    def try_all(self, sets: Iterable[Choice], share: float, start: Order | None) -> None:
         """Solve with each of the sets, for an equal part of a share of the limits."""
         todo = [chosen for chosen in sets if chosen not in self.order_of]
         for chosen in todo:
@@ -104,14 +123,14 @@ class _Choosing:
                 return
             self.solve(chosen, share / len(todo), start)
 
-    def solve(self, chosen: frozenset[int], share: float, start: Order | None) -> None:
+    def solve(self, chosen: Choice, share: float, start: Order | None) -> None:
         """Solve with one set of stages, read in each way; nothing where it cannot fit."""
-        ways = readings(self.problem, chosen)
+        ways = readings(self.problem, chosen.again)
         for reading in ways:
             if not self.done:
                 self._solve(chosen, reading, share / len(ways), start)
 
-    def _solve(self, chosen: frozenset[int], reading: Kind, share: float, start: Order | None) -> None:
+    def _solve(self, chosen: Choice, reading: Kind, share: float, start: Order | None) -> None:
         left = self.limits.seconds - (time.perf_counter() - self.started)
         if left <= 0 and self.best is not None:
             return
@@ -131,7 +150,7 @@ class _Choosing:
         order = solution.timetable.order
         self.order_of.setdefault(chosen, order)
         before = None if self.best is None else self.best[0]
-        value = self.offer(unfolded(order, chosen), solution.method)
+        value = self.offer(unfolded(self.problem, order, chosen), solution.method)
         if value is not None and (before is None or value < before):
             self.chosen, self.order_of[chosen] = chosen, order
 
@@ -172,27 +191,27 @@ def solve_choosing(
     start: Order | None,
     on_progress: Callable[[Progress], None] | None,
 ) -> tuple[Solution, bool]:
-    """Solve a problem in which forwards may be computed again; and whether that was interrupted.
+    """Solve a problem in which forwards may be computed again or moved away; and whether that was interrupted.
 
     Raises
     ------
     Infeasible
-        If no timetable fits the memory limit, whatever is computed again.
+        If no timetable fits the memory limit, whatever is computed again or moved away.
     NothingFound
         If no timetable was found in time.
     """
     search = _Choosing(problem, inner, limits, on_progress)
     search.published()
-    bare = None
+    begin = None
     if start is not None:
         with contextlib.suppress(OrderError):  # of other microbatches, say; the inner search sees to that
             search.offer(start, "the given start")
-        bare = stripped(start)
-    search.try_all(choices(problem), _FIRST, bare)
+        begin = bare(start)
+    search.try_all(choices(problem), _FIRST, begin)
     if search.best is not None:
-        search.try_all(neighbours(problem, search.chosen), _SECOND, bare)
+        search.try_all(neighbours(problem, search.chosen), _SECOND, begin)
     if not search.done:
-        search.solve(search.chosen, 1 - _FIRST - _SECOND, search.order_of.get(search.chosen, bare))
+        search.solve(search.chosen, 1 - _FIRST - _SECOND, search.order_of.get(search.chosen, begin))
     if search.best is None:
         raise NothingFound("no timetable was found; give more time, a larger work limit, or a larger memory limit")
     value, timetable, method = search.best

@@ -25,9 +25,11 @@ from zbsolve.ops import Op
 from zbsolve.problem import Problem
 from zbsolve.simulate import Timer, simulate
 from zbsolve.solution import Bound, Solution, relative_gap
-from zbsolve.solver.again import may_gain, stripped
+from zbsolve.solver.again import may_gain
+from zbsolve.solver.away import may_move
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.case import Case
+from zbsolve.solver.choice import bare as without
 from zbsolve.solver.choosing import Inner, Limits, solve_choosing
 from zbsolve.solver.compiled import plain
 from zbsolve.solver.crew import Crew, InLine, Processes
@@ -150,7 +152,7 @@ def solve_without(
     """`solve` with some arms (see `zbsolve.solver.director.ARMS`) left out, to see what they are good for.
 
     `on_pool` is handed the orders that a search met, when it has ended: of the problem, or of one in which what is
-    computed again is folded away (see `zbsolve.solver.again`).
+    computed again or moved is folded away (see `zbsolve.solver.choice`).
     """
     _check_arguments(time_limit_s, work_limit, gap, workers)
     order = start.order if isinstance(start, Timetable) else start
@@ -177,7 +179,7 @@ def solve_without(
                 on_pool=on_pool,
             )
 
-        return partial(_with_recomputation, one, gap=gap, seed=seed)
+        return partial(_with_choices, one, gap=gap, seed=seed)
 
     inner = searching(on_pool)
     if may_pair(problem):
@@ -191,7 +193,7 @@ def solve_without(
     return _as_asked(problem, solution)
 
 
-def _with_recomputation(
+def _with_choices(
     one: Inner,
     problem: Problem,
     *,
@@ -202,13 +204,13 @@ def _with_recomputation(
     gap: float,
     seed: int,
 ) -> tuple[Solution, bool]:
-    """Solve a problem in which forwards may be computed again with what solves one without that choice."""
-    if may_gain(problem):
+    """Solve a problem in which forwards may be computed again or moved with what solves one without these choices."""
+    if may_gain(problem) or may_move(problem):
         limits = Limits(seconds=seconds, steps=steps, gap=gap)
         return solve_choosing(problem, one, limits, seed=seed, start=start, on_progress=on_progress)
-    bare = dataclasses.replace(problem, allow=problem.allow - {"recompute"})
+    bare = dataclasses.replace(problem, allow=problem.allow - {"recompute", "offload"})
     if bare.allow != problem.allow and start is not None:
-        start = stripped(start)
+        start = without(start)
     solution, interrupted = one(bare, seconds=seconds, steps=steps, start=start, on_progress=on_progress)
     return _as_asked(problem, solution), interrupted
 
@@ -234,7 +236,7 @@ def _solve(
     on_progress: Callable[[Progress], None] | None,
     on_pool: Callable[[Pool], None] | None,
 ) -> tuple[Solution, bool]:
-    """Solve a problem in which nothing may be computed again; and whether it was interrupted."""
+    """Solve a problem in which nothing may be computed again or moved; and whether it was interrupted."""
     started = time.perf_counter()
     effort = int(min(MAX_EFFORT, _EFFORT_A_SECOND * time_limit_s))
     incumbent = Incumbent(Bound(0, "none"), gap, started, on_progress)

@@ -29,7 +29,7 @@ def fuse(problem: Problem, order: Order, budget: Budget) -> tuple[int, Order]:
     problem
         What is asked.
     order
-        An order that fits the memory.
+        An order that fits the memory, in which nothing is moved away.
     budget
         Ends the trials early; one step each.
 

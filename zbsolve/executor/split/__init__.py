@@ -10,6 +10,7 @@ stage.py          SplitStage: F, B, W of many microbatches
     shared.py     parameters of several stages of a rank
   aside.py        what B computes of weights waits for W, too
 again.py            a forward that is computed again
+away.py moving.py   what it saved, in host memory for a while
 engine.py           into autograd with little around it
 learned.py report.py flops.py     what is deferred
 held.py inflight.py               what lives

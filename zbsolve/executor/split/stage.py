@@ -27,6 +27,7 @@ from torch.nn.parameter import UninitializedParameter
 from zbsolve.errors import InvalidInput, RunError
 from zbsolve.executor.split.again import DRAWING, Checkpoint, as_before, nothing_saved
 from zbsolve.executor.split.aside import GradientsAside
+from zbsolve.executor.split.away import Away
 from zbsolve.executor.split.engine import any_autocast, plain_precision, run_backward
 from zbsolve.executor.split.entrance import enter
 from zbsolve.executor.split.flight import Flight
@@ -34,6 +35,7 @@ from zbsolve.executor.split.held import HeldBytes, Storages, Watch, storages
 from zbsolve.executor.split.inflight import held_by
 from zbsolve.executor.split.install import SplitForwards
 from zbsolve.executor.split.learned import Learned
+from zbsolve.executor.split.moving import MovesAway
 from zbsolve.executor.split.report import SplitReport
 from zbsolve.executor.split.shared import StageShare
 from zbsolve.executor.split.waiting import WeightQueue
@@ -41,7 +43,7 @@ from zbsolve.executor.split.waiting import WeightQueue
 __all__ = ["SplitStage"]
 
 
-class SplitStage:
+class SplitStage(MovesAway):
     """A module prepared for F, B and W.
 
     Parameters
@@ -102,6 +104,7 @@ class SplitStage:
         self._forwards = SplitForwards(module, keep_whole, norms_wait)
         self._flights: dict[Hashable, Flight] = {}
         self._checkpoints: dict[Hashable, Checkpoint] = {}
+        self._away: dict[Hashable, Away] = {}
         self._learned = Learned()
         self._early = early
         self._watch = Watch() if watch else None
@@ -121,6 +124,7 @@ class SplitStage:
         split: bool = True,
         finish: Callable[[Any], Any] | None = None,
         checkpoint: bool = False,
+        moves: bool = False,
         call: Callable[..., Any] | None = None,
     ) -> tuple[Any, ...]:
         """Run the module on one microbatch.
@@ -142,6 +146,9 @@ class SplitStage:
             Applied to what the module returned, within the same graph: the loss of the last stage.
         checkpoint
             Keep the inputs alone; `recompute` then comes before the backward.
+        moves
+            What autograd saves will be away in host memory for a while: `offload`, `release` and `reload` then come
+            before the backward.
         call
             Called in the module's place: it calls the module with what it makes of the inputs.
 
@@ -161,6 +168,7 @@ class SplitStage:
         wanted = self._wanted(inputs, requires_grad)
         if checkpoint:
             return self._keep_inputs_alone(key, Checkpoint(inputs, keywords, wanted, split, finish, call))
+        away = self._moving(inputs) if moves else None
         self._learned.see_inputs(inputs)
         # what other stages hold, too, is summed use by use
         queue = WeightQueue() if split or self.share is not None else None
@@ -168,10 +176,10 @@ class SplitStage:
         if queue is not None:
             self._forwards.put_in(queue)
         try:
-            if self._watch is None and torch.is_grad_enabled():
+            if self._watch is None and away is None and torch.is_grad_enabled():
                 result = self._run(call or self.module, flight, inputs, keywords, wanted, finish)
             else:
-                with torch.enable_grad(), self._watch or nullcontext():
+                with torch.enable_grad(), self._watch or nullcontext(), away.saving() if away else nullcontext():
                     result = self._run(call or self.module, flight, inputs, keywords, wanted, finish)
         finally:
             if queue is not None:
@@ -186,6 +194,8 @@ class SplitStage:
                 )
         handed = flight.hand_out(outputs, are_losses=finish is not None)
         self._flights[key] = flight
+        if away is not None:
+            self._away[key] = away
         return handed
 
     def _run(
@@ -358,6 +368,8 @@ class SplitStage:
         if flight.weights_wait is not weights_wait:
             missing = "its backward_input comes first" if weights_wait else "its backward_input has run already"
             raise RunError(f"{self.name}: {doing} of {key!r}: {missing}")
+        if key in self._away:
+            self.arrive(key)
         return flight
 
     # ---- what is there
@@ -371,6 +383,7 @@ class SplitStage:
         """Drop every microbatch in flight, as after an error."""
         self._flights.clear()
         self._checkpoints.clear()
+        self._away.clear()
         if self.share is not None:
             self.share.forget()
         for module in self._forwards.sharded:

@@ -99,18 +99,24 @@ class Timer:
             row, at = lanes[lane], position[lane]
             while at < len(row):
                 node = row[at]
-                arcs = range(pointers[node], pointers[node + 1])
-                blocker = next((tails[a] for a in arcs if not done[tails[a]]), -1)
+                blocker = -1
+                kept: list[tuple[int, int]] = []
+                for arc in range(pointers[node], pointers[node + 1]):
+                    tail = tails[arc]
+                    if not done[tail]:
+                        blocker = tail
+                        break
+                    # an arc from the same lane's past binds only through its lag
+                    if lane_of[tail] != lane or lags[arc]:
+                        kept.append((tail, lags[arc]))
                 if blocker < 0 and beside and node in beside and before[node] >= 0 and not done[before[node]]:
                     blocker = before[node]
                 if blocker >= 0:
                     waiting.setdefault(blocker, []).append(lane)
                     break
-                # an arc from the same lane's past binds only through its lag
-                kept = tuple((tails[a], lags[a]) for a in arcs if lane_of[tails[a]] != lane or lags[a])
                 if beside and beside.get(node, -1) >= 0:
-                    kept += ((beside[node], 0),)
-                steps.append((node, before[node], kept))
+                    kept.append((beside[node], 0))
+                steps.append((node, before[node], tuple(kept)))
                 done[node] = True
                 ready.extend(waiting.pop(node, ()))
                 at += 1

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from tests.catalog.helpers import bubble_ns, figures, uniform
 from tests.strategies import problems
 from zbsolve.catalog import baseline
-from zbsolve.catalog.building_block import INTERVAL
+from zbsolve.catalog.building_block import INTERVAL, reordered
 from zbsolve.catalog.controllable_memory import family
+from zbsolve.catalog.v_shape import VShape
 from zbsolve.check import violations
 from zbsolve.errors import ScheduleConditionError
+from zbsolve.opgraph import OpGraph
 from zbsolve.placement import Placement
 
 RANKS = range(1, 13)
@@ -95,3 +97,14 @@ def test_on_any_costs_it_passes_the_check_or_is_refused(problem, limit):
     except ScheduleConditionError:
         return
     assert violations(problem, order) == ()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_steps_are_the_nodes_of_their_operations(ranks):
+    problem = replace(uniform(Placement.v(ranks), 3), allow=frozenset({"split"}))
+    graph, shape = OpGraph.build(problem), VShape(tuple(range(ranks)))
+    nodes = shape.nodes(graph)
+    rows = reordered(family(ranks)[0], 3, family(ranks)[0].peak)
+    numbered = [[of[step] for step in row] for of, row in zip(nodes, rows, strict=True)]
+    assert graph.decode(numbered) == shape.order(problem, rows)
+    assert sorted(node for of in nodes for node in of.values()) == list(range(len(graph)))

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from tests.solver.instances import instance, one_chunk, unequal
 from tests.solver.test_listing import judged
 from tests.strategies import placements, problems
+from zbsolve.placement import Placement
+from zbsolve.problem import Problem
+from zbsolve.profile import Profile, StageCost
 from zbsolve.solver import compiled as compiled_kernels
 from zbsolve.solver import moves, timing, walks
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.case import Case
 from zbsolve.solver.compiled import compiled, plain, ready_to_move
-from zbsolve.solver.network import NEED, NEED_PTR, RANK, TWIN, nodes_of, order_of
+from zbsolve.solver.network import MATE, NEED, NEED_PTR, RANK, TWIN, nodes_of, order_of
 from zbsolve.solver.portfolio import random_drafts
 from zbsolve.solver.running import run
 from zbsolve.solver.state import (
@@ -134,6 +137,61 @@ def test_moves_keep_an_order_an_order_and_its_times_exact(data):
     again, fused = nodes_of(problem, order)
     assert sorted(itertools.chain(*again)) == list(range(case.nodes))
     assert fused == state[FUSED][: case.nodes]
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_b_and_its_w_move_together_or_stay_where_they_were(data):
+    problem = data.draw(problems(placement=placements(), limits=True))
+    seed = data.draw(st.integers(0, 999))
+    case, state = some_state(problem, seed)
+    if state is None:
+        return
+    rng = random.Random(seed)
+    for _ in range(40):
+        threshold = rng.choice((state[REG][VALUE] - 1, state[REG][VALUE], state[REG][VALUE] * 2 + 2, FAR))
+        before, value = rows(case, state), state[REG][VALUE]
+        node, steps = rng.randrange(case.nodes), rng.choice((-1, 1)) * rng.randint(1, 6)
+        taken = moves.try_pair(case.network, state, node, steps, threshold, case.periodic)
+        assert_sound(case, state)
+        if taken:
+            assert state[REG][VALUE] <= threshold
+            mate = case.network[MATE][node]
+            both = sorted((node, mate), key=state[PLACE].__getitem__)
+            assert state[AFTER][both[0]] == both[1]
+            rest = [[other for other in row if other not in both] for row in before]
+            assert [[other for other in row if other not in both] for row in rows(case, state)] == rest
+        else:
+            assert rows(case, state) == before
+            assert state[REG][VALUE] <= value
+
+
+def test_a_b_and_its_w_pass_what_either_alone_has_no_room_to_pass():
+    # both F hold 3 bytes, and a B raises its own to 6 until W; 11 are all there is
+    stage = StageCost(
+        forward_ns=100,
+        backward_input_ns=200,
+        backward_weight_ns=300,
+        activation_bytes=3,
+        backward_weight_bytes=6,
+        workspace_bytes=2,
+    )
+    problem = Problem(
+        profile=Profile(stages=(stage,)),
+        placement=Placement.custom((0,)),
+        microbatches=2,
+        microbatch_factors=("1", "1.05"),
+        memory_limit=11,
+        allow=frozenset({"split"}),
+    )
+    case = Case(problem, plain())
+    f, b, w = ((k * 2, k * 2 + 1) for k in range(3))
+    state = ready_to_move(case.kernels, case.network, [f[0], f[1], b[0], w[0], b[1], w[1]], [0] * 6, 0, 1)
+    assert moves.try_shift(case.network, state, b[1], 1, FAR, 1) == 0
+    assert moves.try_shift(case.network, state, b[1], 2, FAR, 1) == 0
+    assert moves.try_pair(case.network, state, b[1], 2, FAR, 1) == 1
+    assert rows(case, state) == [[f[0], f[1], b[1], w[1], b[0], w[0]]]
+    assert_sound(case, state)
 
 
 @given(st.data())

@@ -68,9 +68,9 @@ class _Grid:
     """All microbatches of a block in units."""
 
     def __init__(self, block: Block, microbatches: int, peak: int) -> None:
-        self.block, self.peak = block, peak
+        self.block, self.whole, self.peak = block, block.whole, peak
         self.ranks = len(block.legs)
-        self.shape = VShape(tuple(range(self.ranks)))
+        self.sources = VShape(tuple(range(self.ranks))).sources()
         self.last = microbatches - 1
         self.time: dict[Place, int] = {}
         for place in range(self.ranks):
@@ -86,11 +86,11 @@ class _Grid:
         self.held = self.memory(())
 
     def length(self, step: Step) -> int:
-        return 2 if self.block.whole and step[0] >= 2 else 1
+        return 2 if self.whole and step[0] >= 2 else 1
 
     def frees(self, step: Step) -> bool:
         """Whether a chunk goes with it: its W, or its whole backward."""
-        return step[2] or (self.block.whole and step[0] >= 2)
+        return step[2] or (self.whole and step[0] >= 2)
 
     def mark(self, place: int, start: int, length: int, value: int) -> None:
         for unit in range(start, start + length):
@@ -118,7 +118,7 @@ class _Grid:
         leg, j, weight = step
         if weight:
             return self.time[place, (leg, j, False)] + 1
-        source = self.shape.source(leg, place)
+        source = self.sources[leg][place]
         if source is None:
             return 0
         before = (source[0], j, False)
@@ -134,7 +134,7 @@ class _Grid:
                 from_here -= 1
             earliest = from_here
         self.mark(place, now, length, 0)
-        start = next(u for u in range(earliest, now + 1) if not any(taken[u : u + length]))
+        start = taken.find(bytes(length), earliest)  # its own units are free, if no others
         self.mark(place, start, length, 1)
         self.time[place, step] = start
         if step[0] < 2:
@@ -145,7 +145,7 @@ class _Grid:
                 held[unit] -= 1
 
     def in_time(self) -> list[Place]:
-        return sorted(self.time, key=lambda one: (self.time[one], one))
+        return [one for _, one in sorted((at, one) for one, at in self.time.items())]
 
     def reorder(self) -> None:
         for place, step in self.in_time():

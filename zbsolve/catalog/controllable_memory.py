@@ -9,7 +9,7 @@ slowly: `v_block` takes the best of these for a memory limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 
 import numpy as np
@@ -17,11 +17,11 @@ import numpy as np
 from zbsolve.catalog.building_block import INTERVAL, Block, reordered
 from zbsolve.catalog.conditions import require_split, require_v
 from zbsolve.catalog.schedule import Member, Schedule
-from zbsolve.catalog.v_shape import VShape
+from zbsolve.catalog.v_shape import Step, VShape
 from zbsolve.catalog.weight_passes import gradients_first, late_weights
 from zbsolve.errors import ScheduleConditionError
 from zbsolve.metrics import peak_bytes
-from zbsolve.opgraph import OpGraph
+from zbsolve.opgraph import Int32, OpGraph
 from zbsolve.problem import Problem
 from zbsolve.simulate import Timer
 from zbsolve.timetable import Order
@@ -65,35 +65,66 @@ def _blocks(block_of: Callable[[int, int], Legs], ranks: int, peak: int) -> list
 def _split(problem: Problem, name: str, block_of: Callable[[int, int], Legs], microbatches_held: int) -> Order:
     """The best of the orders that a block gives within its memory, timed on the costs."""
     peak, ranks = 2 * microbatches_held, len(require_v(problem, name))
-    orders = _played(problem, name, _blocks(block_of, ranks, peak), peak)
-    return min(orders, key=orders.__getitem__)
+    player = _Player(OpGraph.build(problem), VShape(require_v(problem, name)))
+    for block in _blocks(block_of, ranks, peak):
+        player.play(block, peak)
+    assert player.best is not None
+    return player.best
 
 
-def _played(problem: Problem, name: str, blocks: Iterable[Block], peak: int) -> dict[Order, int]:
-    """The orders that blocks give, each with its value."""
-    shape = VShape(require_v(problem, name))
-    graph = OpGraph.build(problem)
-    costs = shape.costs(graph)
-    orders: dict[Order, int] = {}
-    for block in blocks:
-        rows = reordered(block, problem.microbatches, peak)
+class _Player:
+    """Plays blocks on the costs of a problem and keeps the best order; of equals the first.
+
+    Orders stay rows of nodes, and of those met before nothing is timed again.
+
+    Parameters
+    ----------
+    graph, shape
+        The problem's.
+    within_limits
+        Whether orders beyond the memory limits are passed over.
+    """
+
+    def __init__(self, graph: OpGraph, shape: VShape, *, within_limits: bool = False) -> None:
+        self._graph, self._shape = graph, shape
+        self._within_limits = within_limits
+        self._costs = shape.costs(graph)
+        self._limits = graph.limit_bytes.tolist()
+        self._nodes = shape.nodes(graph)
+        self._met: set[tuple[tuple[int, ...], ...]] = set()
+        self._value: int | None = None
+        self._rows: list[Int32] = []
+
+    def play(self, block: Block, peak: int) -> None:
+        """The block as it is, with gradients ahead of weight passes, with late weight passes, and with both."""
+        costs = self._costs
+        rows = reordered(block, self._graph.problem.microbatches, peak)
         hurried = gradients_first(rows, costs)
-        for candidate in (rows, late_weights(rows, costs, peak), hurried, late_weights(hurried, costs, peak)):
-            order = shape.order(problem, candidate)
-            if order not in orders:
-                timer = Timer(graph, graph.encode(order))
-                orders[order] = (timer.period() if problem.objective == "period" else timer.makespan()).value_ns
-    return orders
+        for each in [rows] if hurried == rows else [rows, hurried]:
+            self._take(each)
+            self._take(late_weights(each, costs, peak))
 
+    def _take(self, candidate: Sequence[Sequence[Step]]) -> None:
+        numbered = tuple(tuple([of[step] for step in row]) for of, row in zip(self._nodes, candidate, strict=True))
+        if numbered in self._met:
+            return
+        self._met.add(numbered)
+        graph, down = self._graph, self._shape.down
+        rows = [np.empty(0, dtype=np.int32)] * graph.ranks
+        for rank, row in zip(down, numbered, strict=True):
+            rows[rank] = np.asarray(row, dtype=np.int32)
+        peaks = peak_bytes(graph, tuple(rows)) if self._within_limits else ()
+        if any(peak > most for peak, most in zip(peaks, self._limits, strict=False)):
+            return
+        timer = Timer(graph, rows)
+        value = (timer.period() if graph.problem.objective == "period" else timer.makespan()).value_ns
+        if self._value is None or value < self._value:
+            self._value, self._rows = value, rows
 
-def _fitting(graph: OpGraph, orders: dict[Order, int]) -> list[tuple[int, Order]]:
-    """Of the orders those that fit the limits, with their values."""
-    limits = graph.limit_bytes.tolist()
-    return [
-        (value, order)
-        for order, value in orders.items()
-        if all(peak <= most for peak, most in zip(peak_bytes(graph, graph.encode(order)), limits, strict=True))
-    ]
+    @property
+    def best(self) -> Order | None:
+        """The best order so far; None if there is none."""
+        return None if self._value is None else self._graph.decode(self._rows)
 
 
 def family(ranks: int) -> tuple[Block, ...]:
@@ -153,20 +184,21 @@ def v_block(problem: Problem) -> Order:
     graph = OpGraph.build(problem)
     half, least = (ranks + 2) // 2, (ranks + 4) // 3
     most = _chunks_that_fit(graph, half)
-    found: list[tuple[int, Order]] = []
+    player = _Player(graph, VShape(require_v(problem, "v-block")), within_limits=True)
     for block_of, held in ((_min, least), (_half, half)):
         if 2 * held <= most:
-            found += _fitting(graph, _played(problem, "v-block", _blocks(block_of, ranks, 2 * held), 2 * held))
+            for block in _blocks(block_of, ranks, 2 * held):
+                player.play(block, 2 * held)
     blocks = [block for block in family(ranks) if block.peak <= most]
     tried = max(1, min(_TRIED, _TRIED_OPERATIONS // len(graph)))
     for block in blocks[: -tried - 1 : -1]:
-        found += _fitting(graph, _played(problem, "v-block", [block], block.peak))
-    if not found:
+        player.play(block, block.peak)
+    if player.best is None:
         raise ScheduleConditionError(
             f"v-block needs the memory of {least} microbatches, as V-Min does, on every rank; the limit leaves room "
             f"for {most} chunks, two of them a microbatch; raise the memory limit, or use another schedule"
         )
-    return min(found, key=lambda each: each[0])[1]
+    return player.best
 
 
 def _chunks_that_fit(graph: OpGraph, default: int) -> int:

@@ -81,6 +81,10 @@ class VShape:
             before = (leg, place + 1) if place < len(self.down) - 1 else (leg - 1, place)
         return before if before[0] >= 0 else None
 
+    def sources(self) -> list[list[tuple[int, int] | None]]:
+        """The same for all, by leg and place."""
+        return [[self.source(leg, place) for place in range(len(self.down))] for leg in range(4)]
+
     def order(self, problem: Problem, rows: Sequence[Sequence[Step]], *, whole: bool = False) -> Order:
         """The order with these rows; `whole` if a backward leg does B and W together."""
 
@@ -95,6 +99,27 @@ class VShape:
             return row
 
         return ordered(problem, {rank: ops(place) for place, rank in enumerate(self.down)})
+
+    def nodes(self, graph: OpGraph) -> list[dict[Step, int]]:
+        """By place the node of each of its steps, B and W apart."""
+        of = {
+            key: node
+            for node, key in enumerate(
+                zip(graph.kind.tolist(), graph.stage.tolist(), graph.microbatch.tolist(), strict=True)
+            )
+        }
+        weight = KINDS.index(Kind.BACKWARD_WEIGHT)
+        steps: list[dict[Step, int]] = []
+        for place in range(len(self.down)):
+            mine: dict[Step, int] = {}
+            for leg, kind in enumerate(_KIND_OF_LEG):
+                stage, number = self.stage(leg, place), KINDS.index(kind)
+                for microbatch in range(graph.problem.microbatches):
+                    mine[leg, microbatch, False] = of[number, stage, microbatch]
+                    if leg >= 2:
+                        mine[leg, microbatch, True] = of[weight, stage, microbatch]
+            steps.append(mine)
+        return steps
 
     def costs(self, graph: OpGraph) -> LegCosts:
         """One figure a stage: the median duration over its microbatches, and the most bytes and lag."""

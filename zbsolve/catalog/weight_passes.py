@@ -24,14 +24,14 @@ class _Clock:
 
     def __init__(self, costs: LegCosts) -> None:
         self.costs = costs
-        self.shape = VShape(tuple(range(len(costs.room))))
+        self.sources = VShape(tuple(range(len(costs.room)))).sources()
         self.free = [0] * len(costs.room)
         self.end: dict[tuple[int, Step], int] = {}
 
     def arrival(self, place: int, step: Step) -> int | None:
         """When the input is there; None if what makes it has not run yet."""
         leg, microbatch, weight = step
-        source = None if weight else self.shape.source(leg, place)
+        source = None if weight else self.sources[leg][place]
         if source is None:
             return 0
         ended = self.end.get((source[1], (source[0], microbatch, False)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from zbsolve.problem import Problem
 from zbsolve.solver.compiled import Kernels
 from zbsolve.solver.forms import Forms
 from zbsolve.solver.network import LINKS, RANK, SHAPE, Table, build_network, end_nodes, nodes_of, order_of, sequence_of
+from zbsolve.solver.permuted import renumbered, sequences
 from zbsolve.solver.state import new_state
 from zbsolve.solver.tasks import Found, Int8, Int32
 from zbsolve.timetable import Order
 
-__all__ = ["Case"]
+__all__ = ["Case", "Numbered"]
 
 
 @dataclass(eq=False)
@@ -77,6 +79,11 @@ class Case:
         """1 for the period, 0 for the makespan."""
         return int(self.problem.objective == "period")
 
+    @cached_property
+    def others(self) -> tuple[Numbered, ...]:
+        """The same problem with its microbatches numbered in other ways; none where all are alike."""
+        return tuple(Numbered(self, title, sequence) for title, sequence in sequences(self.problem))
+
     def read(self, order: Order) -> Found | None:
         """An order of the problem, timed; None if it can never finish or exceeds the memory."""
         return self.read_rows(*nodes_of(self.problem, order))
@@ -121,3 +128,38 @@ class Case:
         twice = np.repeat(own, 1 + whole)
         twice[np.flatnonzero(np.diff(twice, prepend=-1) == 0)] += parts
         return twice.astype(np.int32), fused
+
+
+@dataclass(eq=False)
+class Numbered:
+    """A case whose microbatches are numbered by a sequence, for what goes by their numbers.
+
+    Parameters
+    ----------
+    origin
+        The case itself.
+    title
+        What the sequence is called.
+    sequence
+        Its microbatch k is microbatch ``sequence[k]`` there.
+    """
+
+    origin: Case
+    title: str
+    sequence: tuple[int, ...]
+
+    @cached_property
+    def case(self) -> Case:
+        """The case with these numbers."""
+        return Case(renumbered(self.origin.problem, self.sequence), self.origin.kernels)
+
+    def own(self, found: Found) -> Found:
+        """What was found for it, with the numbers of the case itself."""
+        problem = self.origin.problem
+        microbatches, parts = problem.microbatches, problem.placement.stages * problem.microbatches
+        node = np.arange(self.origin.nodes, dtype=np.int32)
+        columns = node[: 3 * parts].reshape(-1, microbatches)
+        node[: 3 * parts] = columns[:, list(self.sequence)].ravel()
+        fused = np.zeros_like(found.fused)
+        fused[node] = found.fused
+        return replace(found, sequence=node[found.sequence], fused=fused)

@@ -44,13 +44,19 @@ from zbsolve.solver.state import (
     VALUE,
     WRITTEN,
 )
-from zbsolve.solver.timing import make_due, roll_back, settles_within
+from zbsolve.solver.timing import critical, make_due, roll_back, settle, settles_within
 
-__all__ = ["try_shift", "try_switch"]
+__all__ = ["FAR", "try_pair", "try_shift", "try_switch"]
+
+FAR = 2**61
+"""A threshold that nothing exceeds."""
 
 
-def forward_reach(net: Table, st: Table, node: int, steps: int) -> int:
-    """The row predecessor, at most `steps` away, in front of which a node may go; -1 if it may not."""
+def forward_reach(net: Table, st: Table, node: int, steps: int, bounded: int) -> int:
+    """The row predecessor, at most `steps` away, in front of which a node may go; -1 if it may not.
+
+    Whatever the memory if `bounded` is 0.
+    """
     nodes = net[SHAPE][0]
     limit = net[LIMIT][net[RANK][node]]
     change = st[CHANGE][node]
@@ -64,16 +70,19 @@ def forward_reach(net: Table, st: Table, node: int, steps: int) -> int:
         for k in range(net[NEED_PTR][node], net[NEED_PTR][node + 1]):
             if net[NEED][k] == ahead:
                 return -1
-        if change > 0 and st[LEVEL][ahead] + change + st[START][ahead] > limit:
+        if bounded == 1 and change > 0 and st[LEVEL][ahead] + change + st[START][ahead] > limit:
             return -1
         target = ahead
-    if target == node or st[LEVEL][target] + st[START][node] > limit:
+    if target == node or (bounded == 1 and st[LEVEL][target] + st[START][node] > limit):
         return -1
     return target
 
 
-def backward_reach(net: Table, st: Table, node: int, steps: int) -> int:
-    """The row successor, at most `steps` away, behind which a node may go; -1 if it may not."""
+def backward_reach(net: Table, st: Table, node: int, steps: int, bounded: int) -> int:
+    """The row successor, at most `steps` away, behind which a node may go; -1 if it may not.
+
+    Whatever the memory if `bounded` is 0.
+    """
     limit = net[LIMIT][net[RANK][node]]
     change = st[CHANGE][node]
     target = node
@@ -86,10 +95,12 @@ def backward_reach(net: Table, st: Table, node: int, steps: int) -> int:
         for k in range(net[NEED_PTR][behind], net[NEED_PTR][behind + 1]):
             if net[NEED][k] == node:
                 return -1
-        if change < 0 and st[LEVEL][behind] - change + st[START][behind] > limit:
+        if bounded == 1 and change < 0 and st[LEVEL][behind] - change + st[START][behind] > limit:
             return -1
         target = behind
-    if target == node or st[LEVEL][target] + st[CHANGE][target] - change + st[START][node] > limit:
+    if target == node:
+        return -1
+    if bounded == 1 and st[LEVEL][target] + st[CHANGE][target] - change + st[START][node] > limit:
         return -1
     return target
 
@@ -180,8 +191,13 @@ def link(net: Table, st: Table, node: int, ahead: int) -> int:
 
 def try_shift(net: Table, st: Table, node: int, steps: int, threshold: int, periodic: int) -> int:
     """Move a node `steps` places earlier (later if negative) if the value stays within the threshold: 1 if so."""
+    return shift(net, st, node, steps, threshold, periodic, 1)
+
+
+def shift(net: Table, st: Table, node: int, steps: int, threshold: int, periodic: int, bounded: int) -> int:
+    """The same, whatever the memory if `bounded` is 0."""
     if steps > 0:
-        target = forward_reach(net, st, node, steps)
+        target = forward_reach(net, st, node, steps, bounded)
         if target < 0:
             return 0
         low = st[PLACE][target]
@@ -190,7 +206,7 @@ def try_shift(net: Table, st: Table, node: int, steps: int, threshold: int, peri
             return 0
         ahead = st[BEFORE][target]
     else:
-        target = backward_reach(net, st, node, -steps)
+        target = backward_reach(net, st, node, -steps, bounded)
         if target < 0:
             return 0
         low = st[PLACE][node]
@@ -219,6 +235,63 @@ def try_shift(net: Table, st: Table, node: int, steps: int, threshold: int, peri
             st[LEVEL][other] = net[BASE][r] if ahead >= nodes else st[LEVEL][ahead] + st[CHANGE][ahead]
     st[REG][VALUE] = value
     return 1
+
+
+def room_for_both(net: Table, st: Table, node: int, weight: int, steps: int) -> int:
+    """How many places, up to `steps`, a B and the W right behind it may go together as far as memory goes; else 0."""
+    nodes = net[SHAPE][0]
+    limit = net[LIMIT][net[RANK][node]]
+    both = st[CHANGE][node] + st[CHANGE][weight]
+    most = max(st[START][node], st[CHANGE][node] + st[START][weight])
+    made = 0
+    level = 0
+    if steps > 0:
+        other = st[BEFORE][node]
+        while made < steps and other < nodes:
+            level = st[LEVEL][other]
+            if level + both + st[START][other] > limit:
+                return 0
+            made += 1
+            other = st[BEFORE][other]
+    else:
+        other = st[AFTER][weight]
+        while made < -steps and other >= 0:
+            if st[LEVEL][other] - both + st[START][other] > limit:
+                return 0
+            level = st[LEVEL][other] + st[CHANGE][other] - both
+            made += 1
+            other = st[AFTER][other]
+    if made == 0 or level + most > limit:
+        return 0
+    return made if steps > 0 else -made
+
+
+def try_pair(net: Table, st: Table, node: int, steps: int, threshold: int, periodic: int) -> int:
+    """Move a B and the W right behind it together if value and memory allow it: 1 if so.
+
+    One after the other they could not go where W keeps more than F held: between the two memory is short.
+    """
+    weight = net[MATE][node]
+    if weight < 0:
+        return 0
+    if st[PLACE][node] > st[PLACE][weight]:
+        node = weight
+        weight = net[MATE][node]
+    if st[FUSED][node] == 1 or st[AFTER][node] != weight:
+        return 0
+    made = room_for_both(net, st, node, weight, steps)
+    if made == 0:
+        return 0
+    first = node if made > 0 else weight
+    if shift(net, st, first, made, FAR, periodic, 0) == 0:
+        return 0
+    if shift(net, st, weight if made > 0 else node, made, threshold, periodic, 0) == 1:
+        return 1
+    shift(net, st, first, -made, FAR, periodic, 0)
+    if critical(net, st, periodic) == 0:
+        settle(net, st, periodic)
+        critical(net, st, periodic)
+    return 0
 
 
 def dress(net: Table, st: Table, node: int, form: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from zbsolve.catalog.zero_bubble import greedy_orders
 from zbsolve.errors import ScheduleConditionError
 from zbsolve.problem import Problem
 from zbsolve.solver.budget import Budget
-from zbsolve.solver.case import Case
+from zbsolve.solver.case import Case, Numbered
 from zbsolve.solver.forms import Forms
 from zbsolve.solver.listing import NEVER, new_rule
 from zbsolve.solver.network import CLASS_PTR, MEMBER, NET_DURATION, SHAPE, Table
@@ -47,6 +48,9 @@ _LATE = 1e17
 
 STEPS_A_DRAFT = 100
 """Moves that take as long as a random list schedule."""
+
+_RULES_A_NUMBERING = 4
+"""Plain rules, those without a limit of their own on what is in flight, for each other numbering of microbatches."""
 
 _RULES_A_CHOICE = 4
 """Random rules tried on one choice of fused and split."""
@@ -171,30 +175,46 @@ def add_plain(pool: Pool, budget: Budget) -> None:
 
 
 def plain_drafts(case: Case, budget: Budget) -> Iterator[Found]:
-    """What the plain rules give; at least one that fits."""
+    """What the plain rules give, with other numbers of the microbatches only a few of them; at least one that fits."""
     any_yet = False
+    for found in _all_plain(case, budget):
+        if found is not None:
+            any_yet = True
+            yield found
+        if budget.over and any_yet:
+            return
+
+
+def _all_plain(case: Case, budget: Budget) -> Iterator[Found | None]:
     for forms in plain_choices(case.forms):
         for number, rule in enumerate(plain_rules(case)):
             found = draft(case, forms, rule, 0, budget)
-            if found is not None:
-                any_yet = True
-                yield dataclasses.replace(found, method=f"list scheduler, plain rule {number}")
-            if budget.over and any_yet:
-                return
+            yield found and dataclasses.replace(found, method=f"list scheduler, plain rule {number}")
+    for other in case.others:
+        for forms in plain_choices(other.case.forms):
+            for number, rule in enumerate(itertools.islice(plain_rules(other.case), _RULES_A_NUMBERING)):
+                found = draft(other.case, forms, rule, 0, budget)
+                method = f"list scheduler, plain rule {number}, {other.title}"
+                yield found and dataclasses.replace(other.own(found), method=method)
 
 
 def random_drafts(case: Case, budget: Budget, rng: random.Random) -> Iterator[Found]:
-    """What random rules give, until the budget is over."""
+    """What random rules give, until the budget is over; where microbatches differ, half of it with other numbers."""
     tried = 0
-    classes = classes_of(case)
+    classes: dict[Numbered | None, list[Class]] = {}
     while not budget.over:
         if tried % _RULES_A_CHOICE == 0:
-            forms = _random_choice(case.forms, rng)
+            other = rng.choice(case.others) if case.others and rng.random() < 0.5 else None
+            as_numbered = other.case if other else case
+            forms = _random_choice(as_numbered.forms, rng)
+            if other not in classes:
+                classes[other] = classes_of(as_numbered)
         tried += 1
         budget.spend(STEPS_A_DRAFT - 1)
-        found = draft(case, forms, random_rule(case, classes, rng), rng.getrandbits(31), budget)
+        rule = random_rule(as_numbered, classes[other], rng)
+        found = draft(as_numbered, forms, rule, rng.getrandbits(31), budget)
         if found is not None:
-            yield found
+            yield other.own(found) if other else found
 
 
 def scan(task: Scan, case: Case, budget: Budget, hand: Callable[[Find], None]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from zbsolve.solver.moves import try_shift, try_switch
+from zbsolve.solver.moves import FAR, try_pair, try_shift, try_switch
 from zbsolve.solver.network import SHAPE, Table
 from zbsolve.solver.state import (
     AFTER,
@@ -42,8 +42,8 @@ CANDIDATES = 40
 TENURE = 12
 """The fewest steps for which an operation may not move back, and the most that chance adds."""
 
-FAR = 2**61
-"""A threshold that nothing exceeds."""
+TOGETHER = 0.15
+"""The part of the moves that takes a B along with its W, where a rank has several stages or microbatches differ."""
 
 
 def anneal_moves(
@@ -73,6 +73,12 @@ def anneal_moves(
         if kind < switching:
             node = st[CHAIN][int(draw(st) * st[REG][CHAINED])] if draw(st) < 0.5 else int(draw(st) * nodes)
             taken = try_switch(net, st, node, threshold, periodic)
+        elif net[SHAPE][4] == 0 and draw(st) < TOGETHER:
+            node = st[CHAIN][int(draw(st) * st[REG][CHAINED])] if draw(st) < 0.5 else int(draw(st) * nodes)
+            steps = 1 + int(draw(st) * FARTHEST)
+            if draw(st) < 0.5:
+                steps = -steps
+            taken = try_pair(net, st, node, steps, threshold, periodic)
         else:
             kind = (kind - switching) / (1.0 - switching)
             if kind < 0.6 and st[REG][BLOCKS] > 0:

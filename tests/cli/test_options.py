@@ -161,6 +161,12 @@ def test_forwards_only(profile, tmp_path):
     call("draw", str(path))
 
 
+def test_a_limit_too_small_says_what_does_not_fit(profile):
+    asked = ("solve", profile, "-m", "4", "--memory", "1")
+    assert "with one microbatch at a time" in call(*asked, code=3).stderr.replace("\n", " ")
+    assert "with one sequence at a time" in call(*asked, "--slices", "2", code=3).stderr.replace("\n", " ")
+
+
 def test_sequences_in_slices(profile, tmp_path):
     path = tmp_path / "t.json"
     asked = ("-m", "4", "--slices", "2")

@@ -95,7 +95,10 @@ def _on_profile(
     from zbsolve.analysis.compare import beside, published
 
     _inputs.titles(tuple(p for p in (path, search.start) if p))
-    problem = asked.problem(_inputs.read_profile(path))
+    costs = _inputs.read_profile(path)
+    problem = asked.problem(costs)
+    for line in asked.of_no_use(costs):
+        out.say(line)
     found, refused = published(problem, schedules or None)
     for row in found:
         judge(row.timetable, must_fit=False)

@@ -209,9 +209,8 @@ def _about_recomputing(rows: list[Compared]) -> list[str]:
         again = recomputing_ns(row.timetable)
         if again:
             shares.append(f"{row.schedule} {again / work:.1%}")
-    return (
-        [inert(f"recomputing counts as work, of which it is: {', '.join(shares)}; compare periods")] if shares else []
-    )
+    told = f"recomputing counts as work, of which it is: {', '.join(shares)}; compare periods"
+    return [inert(told)] if shares else []
 
 
 def _about_bound(bound: Bound, rows: list[Compared]) -> str:

@@ -13,7 +13,7 @@ from zbsolve.cli._figures import grid, table
 from zbsolve.cli._output import FILE, Output, output_option, stdout_to_stderr, talk_options
 from zbsolve.cli._profile_import import import_options, imported
 from zbsolve.cli._text import inert
-from zbsolve.units import counted, format_bytes, format_ns
+from zbsolve.units import counted, format_bytes, format_ns, parse_bytes
 
 if TYPE_CHECKING:
     from zbsolve.profile import Profile
@@ -50,6 +50,7 @@ def profile() -> None:
     help="On a busy CPU, processor leaves out what other programs take.",
 )
 @click.option("--device", help="cpu, cuda, cuda:1; default where the model lies.")
+@click.option("--host-bandwidth", metavar="SIZE", help="To host memory and back a second, such as 25GB; else measured.")
 @click.option("--name", default="", help="Name of the profile.")
 @talk_options
 def measure(
@@ -61,6 +62,7 @@ def measure(
     threads: int,
     clock: Literal["wall", "processor"],
     device: str | None,
+    host_bandwidth: str | None,
     name: str,
     out: Output,
 ) -> None:
@@ -72,6 +74,7 @@ def measure(
     """
     from zbsolve.files import profile_bytes
 
+    bandwidth = None if host_bandwidth is None else parse_bytes(host_bandwidth, "--host-bandwidth")
     module = target.rpartition(":")[0]
     out = out.for_file(output, module, module.replace(".", os.sep) + ".py")
     sys.path.insert(0, os.getcwd())
@@ -89,6 +92,7 @@ def measure(
             device=device,
             threads=threads,
             clock=clock,
+            host_bandwidth=bandwidth,
             name=name,
             warn=out.say,
         )

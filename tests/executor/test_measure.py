@@ -399,7 +399,7 @@ def test_what_is_shared_or_given_does_not_count_as_moved():
 
 
 class Watchful(nn.Module):
-    """Takes a gradient inside its forward, so it cannot be computed again; and writes into its input."""
+    """Takes a gradient inside its forward, so it cannot be computed again."""
 
     def __init__(self):
         super().__init__()

@@ -210,7 +210,6 @@ def test_what_is_solved_on_a_measured_profile_stays_under_its_limit_when_it_runs
     torch.manual_seed(0)
     rows, microbatches = 16, 6
     stages = [Sized(depth) for depth in (6, 3, 4)]
-    x = torch.randn(rows, WIDTH)
     sample = torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
     found = measure_profile(stages, sample, pipes.square_loss, repeats=1, warmup=0)
     # parameters, held all the time, are not what is compared; nor is how fast this machine is

@@ -161,7 +161,7 @@ def _show(shown: Profile, out: Output) -> None:
     ]
     imbalance = max(work) * len(work) / sum(work) - 1 if sum(work) else 0.0
     if out.as_json:
-        fields = ("name", *DURATIONS, *SIZES, "optimizer_ns", "grad_reduce_ns")
+        fields = ("name", *DURATIONS, *SIZES, "checkpoint_bytes", "offload_bytes", "optimizer_ns", "grad_reduce_ns")
         out.data(
             {
                 "name": shown.name,
@@ -172,6 +172,13 @@ def _show(shown: Profile, out: Output) -> None:
                     "latency_ns": shown.link.latency_ns,
                     "bytes_per_second": shown.link.bytes_per_second,
                     "queueing": shown.link.queueing,
+                },
+                "host_link": None
+                if shown.host_link is None
+                else {
+                    "latency_ns": shown.host_link.latency_ns,
+                    "to_host_bytes_per_second": shown.host_link.to_host_bytes_per_second,
+                    "from_host_bytes_per_second": shown.host_link.from_host_bytes_per_second,
                 },
                 "source": {f: getattr(shown.source, f) for f in ("host", "device", "split", "samples", "note")},
             }
@@ -198,6 +205,10 @@ def _about(shown: Profile, imbalance: float) -> list[tuple[str, str]]:
         ("imbalance", f"{imbalance:.2%}: most work of a stage / mean work - 1"),
         ("link", f"{format_ns(link.latency_ns)}{speed}{special}"),
     ]
+    if (host := shown.host_link) is not None:
+        ways = ((host.to_host_bytes_per_second, "out"), (host.from_host_bytes_per_second, "back"))
+        rates = [f"bytes / {format_bytes(rate)} per s {way}" for rate, way in ways if rate is not None]
+        rows.append(("host memory", " + ".join((format_ns(host.latency_ns), *([", ".join(rates)] if rates else [])))))
     where = ", ".join(text for text in (source.host, source.device) if text)
     if where or source.samples:
         rows.append(("measured", f"{where}, {counted(source.samples, 'sample')}".lstrip(", ")))

@@ -94,8 +94,8 @@ def measure_profile(
         account of a microbatch once its outputs have been handed on: what autograd saves, inputs among it, until B,
         and what W needs until W; storages once, parameters not (CPU), or what the allocator holds (CUDA). Receive
         slots are not among it. Of a stage that can be computed again what it holds until then, and what of its bytes
-        leaves the device when it is moved to host memory (0 where it cannot be), by doing so. Static bytes are parameters, their gradients
-        and `optimizer_copies` times the trainable parameters, and buffers.
+        leaves the device when it is moved to host memory (0 where it cannot be), by doing so. Static bytes are
+        parameters, their gradients and `optimizer_copies` times the trainable parameters, and buffers.
 
     Raises
     ------

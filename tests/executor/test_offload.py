@@ -203,6 +203,57 @@ class Sized(nn.Module):
         return x * 1
 
 
+class Constant(nn.Module):
+    """Needs a tensor of its own that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.rand(16, WIDTH)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(x) * self.mask)
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_targets_and_constants_are_neither_moved_nor_brought_back_twice(views):
+    """A target may be part of a batch, all of which is one memory."""
+    target = torch.randn(6 * 16, WIDTH)[:16]
+    target = target if views else target.clone()
+    stage = SplitStage(Constant(), watch=True)
+    x = torch.randn(16, WIDTH)
+    stage.forward(0, x, moves=True, stays=(target,), finish=lambda y: nn.functional.mse_loss(y, target))
+    whole = stage.held_bytes().total
+    stage.offload(0)
+    stage.release(0)
+    assert stage.held_bytes().total == whole - stage.host_bytes() == x.nbytes
+    stage.reload(0)
+    assert stage.held_bytes().total == whole
+
+
+def test_the_pipeline_says_that_targets_stay():
+    torch.manual_seed(0)
+    problem = asked(Placement.linear(2))
+    order = moved(pipes.orderly(problem, 3, fused=1.0), range(2))
+    away: dict[str, set[int]] = {}
+
+    class Counted(SplitStage):
+        def offload(self, key, mark):
+            before = self.host_bytes()
+            marks = super().offload(key, mark)
+            away.setdefault(self.name, set()).add(self.host_bytes() - before)
+            return marks
+
+    stages = pipes.model(2)
+    data, target = pipes.batch(MICROBATCHES)
+    rows = len(data) // MICROBATCHES
+    sample = data[:rows], target[:rows]
+    found = measure_profile(stages, sample, nn.functional.mse_loss, repeats=1, warmup=0)
+    works = [Counted(module, name=str(number)) for number, module in enumerate(stages)]
+    Pipeline(simulate(problem, order), works, nn.functional.mse_loss).step(data, target)
+    assert away == {str(number): {cost.offload_bytes} for number, cost in enumerate(found.stages)}
+
+
 @pytest.mark.parametrize("factor", [1.4, 2.2])
 @pytest.mark.parametrize("way", ["recompute", "offload", "both"])
 def test_what_is_solved_on_a_measured_profile_stays_under_its_limit_when_it_runs(way, factor):

@@ -94,7 +94,9 @@ class StageWork:
         """
         key = next(self._keys)
         finish = None if self.loss_fn is None else self._finisher(self.loss_fn)
-        outputs = self._stage.forward(key, *inputs, split=split, finish=finish, checkpoint=checkpoint, moves=moves)
+        outputs = self._stage.forward(
+            key, *inputs, split=split, finish=finish, checkpoint=checkpoint, moves=moves, stays=(self.target,)
+        )
         return InFlight(key, outputs, None if finish is None else outputs[0])
 
     def _finisher(self, loss_fn: LossFn) -> Callable[[Any], torch.Tensor]:

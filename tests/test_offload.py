@@ -350,3 +350,26 @@ def test_under_jitter_copies_take_what_their_bytes_do():
     assert spreads(StageSpread(forward_ns=7, backward_ns=3), Kind.RELOAD) == 0
     with pytest.raises(InvalidInput, match="or to move away"):
         solve_robust(asked(memory_limit=125))
+
+
+@pytest.mark.parametrize(("microbatches", "slices", "best"), [(2, 2, 110), (4, 4, 230), (8, 4, 500)])
+def test_what_is_released_counts_once_where_it_is_decided_what_stays(microbatches, slices, best):
+    """A release holds its bytes until it ends: counted beside what stays, no room was left for it."""
+    cost = StageCost(forward_ns=10, backward_input_ns=10, backward_weight_ns=10, activation_bytes=10)
+    problem = Problem(
+        profile=Profile(stages=(cost, cost), host_link=HostLink(latency_ns=20)),
+        placement=Placement.linear(2),
+        microbatches=microbatches,
+        slices=slices,
+        memory_limit=15,
+        allow=ALLOW,
+    )
+    solution = solve(problem, work_limit=4_000, workers=1)
+    assert violations(problem, solution.timetable, claimed_ns=solution.value_ns) == ()
+    assert solution.value_ns <= best
+
+
+def test_what_stays_takes_the_room_behind_its_release():
+    problem = asked(1, 2, offload_bytes=10, memory_limit=100 + 11)
+    order = order_of("F0 U0 X0 L0 D0 F1 U1 X1 L1 D1")
+    assert stay(problem, order) == order_of("F0 D0 F1 D1")

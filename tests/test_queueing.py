@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.oracle import merges
 from tests.strategies import problems, random_order
+from zbsolve.bounds.costs import read_costs
+from zbsolve.bounds.links import link_load
 from zbsolve.check import check, violations
-from zbsolve.errors import FileFormatError, ProfileError
+from zbsolve.errors import FileFormatError, OrderError, ProfileError
 from zbsolve.files import read_profile_bytes
 from zbsolve.files.profile import profile_bytes
 from zbsolve.opgraph import OpGraph
@@ -21,6 +24,7 @@ from zbsolve.placement import Placement
 from zbsolve.problem import Problem
 from zbsolve.profile import Link, LinkOverride, Profile, StageCost
 from zbsolve.simulate import Timer, simulate
+from zbsolve.solver import solve
 from zbsolve.timetable import Order, TimedOp, Timetable
 from zbsolve.transfers import link_spans, queued_transfers
 
@@ -220,3 +224,48 @@ def test_transfers_of_a_timetable():
     assert [one.waited_ns for one in sent] == [0, 3, 6]
     assert all(one.needed_ns == one.arrival_ns for one in sent)
     assert [a.end_ns for a, b in itertools.pairwise(sent)] == [b.start_ns for a, b in itertools.pairwise(sent)]
+
+
+def there_and_back(microbatches: int, transfer_ns: int, latency_ns: int, *costs: int, **changes: object) -> Problem:
+    f, b, w = costs
+    stage = StageCost(forward_ns=f, backward_input_ns=b, backward_weight_ns=w, output_bytes=transfer_ns)
+    link = Link(latency_ns=latency_ns, bytes_per_second=10**9, queueing="link")
+    given = {"placement": Placement.linear(2), "microbatches": microbatches} | changes
+    return Problem(profile=Profile(stages=(stage, stage), link=link), **given)
+
+
+def test_a_rank_waits_from_its_first_forward_until_the_last_gradient_is_back():
+    problem = there_and_back(4, 30, 0, 10, 10, 10)
+    assert link_load(read_costs(problem)) == 10 + 4 * 30 + 20 + 30 + 20
+    solution = solve(problem, work_limit=2_000, workers=1)
+    assert (solution.value_ns, solution.status) == (200, "optimal")
+
+
+def best_of_all(problem: Problem) -> int:
+    """The least period of all orders for two microbatches."""
+    rows = []
+    for stage in range(2):
+        chains = [[Op(kind, stage, j) for kind in (F, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)] for j in range(2)]
+        rows.append(list(merges(chains)))
+    values = []
+    for order in map(Order, itertools.product(*rows)):
+        try:
+            values.append(simulate(problem, order).period_ns)
+        except OrderError:
+            continue
+    return min(values)
+
+
+@pytest.mark.parametrize(
+    ("transfer_ns", "latency_ns", "costs"),
+    [(9, 0, (3, 2, 1)), (5, 4, (1, 1, 1)), (2, 1, (3, 5, 2)), (20, 3, (1, 7, 0))],
+)
+def test_the_way_round_is_no_more_than_the_best_of_all_orders_takes(transfer_ns, latency_ns, costs):
+    problem = there_and_back(2, transfer_ns, latency_ns, *costs, allow=frozenset({"split"}))
+    assert link_load(read_costs(problem)) <= best_of_all(problem)
+
+
+@given(problems(queueing=True, variants=True), st.integers(0, 10**6))
+def test_no_order_is_faster_than_its_links_allow(problem, seed):
+    problem = dataclasses.replace(problem, objective="period")
+    assert link_load(read_costs(problem)) <= simulate(problem, random_order(problem, seed)).period_ns

@@ -22,7 +22,7 @@ from zbsolve.timetable import Order
 
 def plain(problem):
     """Nothing moved away: the search sees that folded."""
-    return replace(problem, allow=problem.allow - {"offload"})
+    return replace(problem, allow=problem.allow - {"offload", "paired"})
 
 
 def free() -> Budget:

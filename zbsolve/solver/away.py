@@ -132,9 +132,9 @@ def stay(problem: Problem, order: Order, reserve: int = 0) -> Order:
         for held, place in sorted(away):
             op = row[place]
             more = int(graph.start_bytes[nodes[place]])
-            # from the release, in whose place nothing runs, up to the reload, whose level has it already
-            if levels[place - held : place].max(initial=0) + more <= limit:
-                levels[place - held : place] += more
+            # from behind the release, whose level has it still, up to the reload, whose level has it again
+            if levels[place - held + 1 : place].max(initial=0) + more <= limit:
+                levels[place - held + 1 : place] += more
                 stays.add((op.stage, op.microbatch))
         rows.append(tuple(op for op in row if not (op.kind.moves and (op.stage, op.microbatch) in stays)))
     return Order(tuple(rows))

@@ -1,7 +1,8 @@
 """Solving where forwards may be computed again or moved away: which stages is decided around the search for an order.
 
     bound of the lighter problem -> each choice of stages for a short while -> the best one's neighbours
-           -> the best choice for what is left
+           -> the best choice for what is left -> neighbours, as long as there are new ones -> a walk among single
+           copies and recomputations (see `zbsolve.solver.roaming`)
 
 Each choice is solved as a problem without it (see `zbsolve.solver.choice`); every answer is put back into what was
 asked, freed of what need not be computed again or moved, and timed exactly there.
@@ -25,9 +26,12 @@ from zbsolve.simulate import simulate
 from zbsolve.solution import Solution, relative_gap
 from zbsolve.solver.again import readings, thinned
 from zbsolve.solver.away import may_move, movable, moved
+from zbsolve.solver.budget import Budget
 from zbsolve.solver.choice import Choice, bare, choices, folded, neighbours, unfolded
 from zbsolve.solver.copies import arranged
 from zbsolve.solver.incumbent import Progress
+from zbsolve.solver.roaming import roam
+from zbsolve.solver.sparing import spared
 from zbsolve.timetable import Order, Timetable
 
 __all__ = ["Inner", "Limits", "solve_choosing"]
@@ -35,7 +39,19 @@ __all__ = ["Inner", "Limits", "solve_choosing"]
 _FIRST, _SECOND = 0.4, 0.3
 """Shares of the limits for the first choices, and for the neighbours of the best of them."""
 
+_WALK = 0.1
+"""The share of a work limit for the walk at the end; of seconds it has what is left."""
+
 _FEWEST_STEPS = 200
+
+_TRIALS_NODES, _TRIALS_NODES_AT_END = 10_000, 200_000
+"""Operations timed while each better order, and the last, is freed of single copies that it does not need."""
+
+_OVER_S = 0.05
+"""Seconds after the limit when that ends in any case."""
+
+_LAST = 0.1
+"""The share of the seconds that no further choice is begun in."""
 
 _PUBLISHED = 0.15
 """The share of the seconds after which no more published schedules are moved away."""
@@ -85,6 +101,16 @@ class _Choosing:
         return self.best is not None and relative_gap(self.best[0], self.bound.value_ns) <= self.limits.gap
 
     @property
+    def left_s(self) -> float:
+        """Seconds left."""
+        return max(0.0, -self.over_by_s)
+
+    @property
+    def over_by_s(self) -> float:
+        """By how many seconds the limit is exceeded, negative before that."""
+        return time.perf_counter() - self.started - self.limits.seconds
+
+    @property
     def spent(self) -> float:
         """The share of the seconds that is over, where they are what counts."""
         return 0.0 if self.limits.steps is not None else (time.perf_counter() - self.started) / self.limits.seconds
@@ -101,7 +127,41 @@ class _Choosing:
         value = timetable.period_ns if self.problem.objective == "period" else timetable.makespan_ns
         if self.best is None or value < self.best[0]:
             self.best = value, timetable, method
+            self.spare(_TRIALS_NODES)
+            value = self.best[0]
         return value
+
+    def spare(self, most_nodes: int) -> None:
+        """Free the best order of every single copy and recomputation that it does not need."""
+        assert self.best is not None
+        value, timetable, method = self.best
+        order = timetable.order
+        trials = most_nodes // max(1, sum(map(len, order.rows)))
+        value, shorter = spared(self.problem, order, value, trials=trials, over=lambda: self.over_by_s > _OVER_S)
+        if shorter != order:
+            self.best = value, simulate(self.problem, shorter), method
+
+    def more_neighbours(self) -> None:
+        """Neighbours of the best choice, as long as there are new ones and seconds left."""
+        while not self.done and self.limits.steps is None and self.spent < 1 - _LAST:
+            if not any(chosen not in self.order_of for chosen in neighbours(self.problem, self.chosen)):
+                return
+            known = len(self.order_of)
+            self.try_all(neighbours(self.problem, self.chosen), (1 - self.spent) / 2, None)
+            if len(self.order_of) == known:
+                return
+
+    def walk(self, seed: int) -> None:
+        """Try single changes of the best order for what is left."""
+        if self.done or self.best is None:
+            return
+        value, timetable, _ = self.best
+        steps = None if self.limits.steps is None else int(_WALK * self.limits.steps)
+        budget = Budget(time.perf_counter() + self.left_s, steps)
+        target = int(self.bound.value_ns * (1 + self.limits.gap))
+        order = roam(self.problem, timetable.order, value, target_ns=target, budget=budget, seed=seed)
+        if order != timetable.order:
+            self.offer(order, "walk among single copies")
 
     def published(self) -> None:
         """Offer what computes forwards again by itself, and what fits once enough is moved away."""
@@ -131,7 +191,7 @@ class _Choosing:
                 self._solve(chosen, reading, share / len(ways), start)
 
     def _solve(self, chosen: Choice, reading: Kind, share: float, start: Order | None) -> None:
-        left = self.limits.seconds - (time.perf_counter() - self.started)
+        left = self.left_s
         if left <= 0 and self.best is not None:
             return
         steps = None if self.limits.steps is None else max(_FEWEST_STEPS, int(share * self.limits.steps))
@@ -211,7 +271,15 @@ def solve_choosing(
     if search.best is not None:
         search.try_all(neighbours(problem, search.chosen), _SECOND, begin)
     if not search.done:
-        search.solve(search.chosen, 1 - _FIRST - _SECOND, search.order_of.get(search.chosen, begin))
+        rest = 1 - _FIRST - _SECOND - (0 if limits.steps is None else _WALK)
+        search.solve(search.chosen, rest, search.order_of.get(search.chosen, begin))
+    try:
+        search.more_neighbours()
+        search.walk(seed)
+        if search.best is not None:
+            search.spare(_TRIALS_NODES_AT_END)
+    except KeyboardInterrupt:
+        search.interrupted = True
     if search.best is None:
         raise NothingFound("no timetable was found; give more time, a larger work limit, or a larger memory limit")
     value, timetable, method = search.best

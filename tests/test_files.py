@@ -298,7 +298,14 @@ def test_bytes_that_are_no_profile(data, message):
         (smallest() | {"a`\x1b\n": 1}, "at $.a`\\x1b\\n: unknown field; remove it"),
         (smallest(forward_ns=-5), "at $.stages[0].forward_ns: forward_ns must not be negative, got -5"),
         (smallest(backward_ns=-1), "at $.stages[0].backward_ns: backward_ns must not be negative"),
-        (smallest(backward_ns=None), "at $.stages[0].backward_ns: expected a whole number or text, got null"),
+        (smallest(forward_ns=None), "at $.stages[0].forward_ns: expected a whole number or text, got null"),
+        (smallest(latency_ns=1), "at $.stages[0].latency_ns: unknown field; it belongs in $.link or $.host_link"),
+        (smallest() | {"slices": 2}, "at $.slices: unknown field; it belongs in $.problem of a timetable"),
+        (
+            smallest() | {"forward_ns": 1},
+            "at $.forward_ns: unknown field; it belongs in $.stages[] or $.source.spread[]",
+        ),
+        (smallest() | {"link": {"overide": []}}, "at $.link.overide: unknown field; did you mean 'overrides'?"),
         (smallest(forward_ns=1.5), "at $.stages[0].forward_ns: expected a whole number or text, got a number"),
         (smallest(forward_ns=1e308), "at $.stages[0].forward_ns: expected a whole number or text, got a number"),
         (smallest(forward_ns=math.nan), "at $.stages[0].forward_ns: expected a whole number or text, got a number"),
@@ -355,6 +362,29 @@ def test_toml_that_is_no_profile(text, message):
     assert message in str(caught.value)
 
 
+def test_null_is_as_good_as_not_given():
+    optional = ("backward_ns", "recompute_ns", "checkpoint_bytes", "offload_bytes")
+    overlap = {"forward_stage": 0, "backward_stage": 0, "forward_backward_overlap_ns": 9}
+    given = smallest() | {"overlaps": [overlap], "link": {"latency_ns": 1}}
+    nulls = smallest(**dict.fromkeys(optional)) | {
+        "overlaps": [overlap | {"forward_backward_input_overlap_ns": None}],
+        "link": {"latency_ns": 1, "queueing": None, "bytes_per_second": None},
+        "host_link": None,
+    }
+    expected, found = (read_profile_bytes(json.dumps(content).encode(), "p.json") for content in (given, nulls))
+    assert found == expected
+    jsonschema.validate(nulls, schema("profile"))
+
+
+def test_null_is_as_good_as_not_given_in_a_timetable():
+    content = json.loads(timetable_bytes(example_solution()))
+    content["problem"] |= dict.fromkeys(("route_of", "rank_factors", "microbatch_factors", "ends"))
+    content["problem"]["placement"]["name"] = content["solver"]["lost"] = None
+    jsonschema.validate(content, schema("timetable"))
+    found = read_timetable_bytes(json.dumps(content).encode(), "t.json")
+    assert found == read_timetable_bytes(timetable_bytes(example_solution()), "t.json")
+
+
 DELETE = object()
 
 
@@ -373,7 +403,13 @@ DELETE = object()
         (["ranks", 1, 3, 4], 10**400, "at $.ranks[1][3][4]: "),
         (["ranks", 1, 3, 4], 2.0, "at $.ranks[1][3][4]: expected a whole number, got a number"),
         (["problem", "profile", "stages", 1, "forward_ns"], "x", "at $.problem.profile.stages[1].forward_ns: "),
-        (["problem", "profile", "format"], "zbsolve.profile/1", "at $.problem.profile.format: unknown field"),
+        (
+            ["problem", "profile", "format"],
+            "zbsolve.profile/1",
+            "at $.problem.profile.format: unknown field; it belongs in $",
+        ),
+        (["slices"], 2, "at $.slices: unknown field; it belongs in $.problem"),
+        (["problem", "slice"], 2, "at $.problem.slice: unknown field; did you mean 'slices'?"),
         (["problem", "placement", "routes"], [], "at $.problem.placement.routes: a placement needs a route"),
         (["problem", "placement", "routes"], [[0, 2]], "at $.problem.placement.routes: rank 1 holds no stage"),
         (["problem", "placement", "routes"], [[0, 1], [0]], "routes must cover the same stages"),

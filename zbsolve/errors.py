@@ -134,12 +134,15 @@ class Infeasible(ZbsolveError):
     ----------
     smallest_limit_bytes
         The least limit of each rank with which a timetable exists.
+    at_a_time
+        What takes the least memory one at a time: a microbatch, or a sequence where microbatches are slices.
     """
 
     exit_code: ClassVar[int] = 3
 
-    def __init__(self, message: str, smallest_limit_bytes: tuple[int, ...]) -> None:
+    def __init__(self, message: str, smallest_limit_bytes: tuple[int, ...], at_a_time: str = "microbatch") -> None:
         self.smallest_limit_bytes = smallest_limit_bytes
+        self.at_a_time = at_a_time
         super().__init__(message)
 
 

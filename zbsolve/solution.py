@@ -25,6 +25,7 @@ __all__ = [
     "paired_in_words",
     "recomputed",
     "recomputed_in_words",
+    "recomputing_ns",
     "relative_gap",
 ]
 
@@ -163,6 +164,11 @@ def paired_in_words(timetable: Timetable) -> str:
 def recomputed(order: Order) -> dict[int, int]:
     """By stage for how many microbatches an order computes the forward again; without those where it never does."""
     return _counted(order, Kind.RECOMPUTE)
+
+
+def recomputing_ns(timetable: Timetable) -> int:
+    """What all ranks together spend on computing forwards again, in ns; it is work, and so no part of the bubble."""
+    return sum(t.end_ns - t.start_ns for row in timetable.rows for t in row if t.op.kind is Kind.RECOMPUTE)
 
 
 def offloaded(order: Order) -> dict[int, int]:

@@ -38,6 +38,17 @@ def test_where_no_factor_helps_bytes_are_told():
     assert rows["1f1b"].fit_text == "does not fit: needs 1 MiB"
 
 
+def test_a_limit_in_bytes_is_answered_in_bytes():
+    rows = {row.schedule: row for row in compare(asked("29B"))}
+    assert rows["1f1b"].fit_text == "does not fit: needs 37 B (1x)"
+    apart = {row.schedule: row.needs for row in compare(asked((28, 100, 100, None)), names=["1f1b", "gpipe"])}
+    assert apart == {"1f1b": "37 B (1x)", "gpipe": "69 B (2x)"}
+    close = {row.schedule: row.needs for row in compare(asked(4 * 2**20 + 4, activation_bytes=2**20), names=["1f1b"])}
+    assert close == {"1f1b": "4194309 bytes (1x)"}
+    mixed = {row.schedule: row.needs for row in compare(asked(("0.5x", 100, 100, 100)), names=["1f1b"])}
+    assert mixed == {"1f1b": "1x"}
+
+
 @given(problems())
 def test_the_factor_holds_the_peaks_and_a_hundredth_less_does_not(problem):
     timetable = simulate(problem, random_order(problem, 3))

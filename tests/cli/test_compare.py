@@ -52,3 +52,13 @@ def test_more_than_a_picture_holds_leaves_out_the_worst(tmp_path):
     told = call("compare", *paths, "--draw", str(tmp_path / "x.svg"))
     assert "2 are left out" in told.stderr
     assert "t26" not in (tmp_path / "x.svg").read_text()
+
+
+def test_recomputing_is_told_as_the_work_that_it_is(tmp_path):
+    path = put_profile(tmp_path, small_profile(2))
+    line = ("compare", path, "-m", "4", *QUICK, "--schedule", "gpipe")
+    assert "recomputing counts" not in call(*line).stdout
+    line += ("--recompute", "--schedule", "gpipe-recompute")
+    rows = {row["schedule"]: row for row in call_json(*line)["rows"]}
+    assert rows["gpipe"]["recompute_ns"] == 0 < rows["gpipe-recompute"]["recompute_ns"]
+    assert "recomputing counts as work, of which it is: gpipe-recompute 2" in call(*line).stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.cli.helpers import (
     small_timetable,
 )
 from zbsolve.files import read_timetable
+from zbsolve.profile import HostLink, Overlap
 
 BAD_LIMITS = {
     "50%": "cannot read '50%'",
@@ -159,6 +161,46 @@ def test_forwards_only(profile, tmp_path):
     assert [row["schedule"] for row in shown["rows"]] == ["forward-only", "solved"]
     assert "use forward-only" in call("baseline", "1f1b", profile, "-m", "3", "--forward-only", code=2).stderr
     call("draw", str(path))
+
+
+NO_USE = {
+    "--recompute": "--recompute saves nothing: no stage of the profile has checkpoint_bytes",
+    "--offload": "--offload saves nothing: every stage of the profile has 0 offload_bytes",
+    "--paired": "--paired saves nothing: the profile has no overlaps",
+}
+
+
+@pytest.mark.parametrize("option", NO_USE)
+def test_a_choice_that_the_profile_leaves_nothing_to_is_told(tmp_path, option):
+    costs = small_profile(2)
+    stages = tuple(replace(cost, offload_bytes=0) for cost in costs.stages)
+    bare = put_profile(tmp_path, replace(costs, stages=stages, host_link=HostLink()))
+    quick = ("--work-limit", "20")
+    lines = [("solve", bare, "-m", "2", *quick), ("compare", bare, "-m", "2", "--schedule", "1f1b", *quick)]
+    lines += [("baseline", "1f1b", bare, "-m", "2")]
+    if option != "--paired":
+        lines += [("sweep", bare, "-m", "2", "--memory", "1x", "--jobs", "1", *quick)]
+    for line in lines:
+        assert NO_USE[option] in call(*line, option).stderr.replace("\n", " "), line
+        assert "saves nothing" not in call(*line, option, "-q").stderr
+        assert "saves nothing" not in call(*line).stderr
+    told = call("baseline", "forward-only", bare, "-m", "2", option).stderr
+    assert f"{option} changes nothing: forwards alone" in told.replace("\n", " ")
+
+
+def test_a_choice_that_may_be_of_use_is_not_remarked_on(tmp_path):
+    costs = small_profile(2)
+    overlap = Overlap(forward_stage=0, backward_stage=0, forward_backward_overlap_ns=2500)
+    stages = tuple(replace(cost, checkpoint_bytes=0) for cost in costs.stages)
+    useful = put_profile(tmp_path, replace(costs, stages=stages, overlaps=(overlap,), host_link=HostLink()))
+    told = call("baseline", "1f1b", useful, "-m", "2", "--recompute", "--offload", "--paired").stderr
+    assert "nothing" not in told
+
+
+def test_a_limit_too_small_says_what_does_not_fit(profile):
+    asked = ("solve", profile, "-m", "4", "--memory", "1")
+    assert "with one microbatch at a time" in call(*asked, code=3).stderr.replace("\n", " ")
+    assert "with one sequence at a time" in call(*asked, "--slices", "2", code=3).stderr.replace("\n", " ")
 
 
 def test_sequences_in_slices(profile, tmp_path):

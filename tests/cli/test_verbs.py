@@ -324,11 +324,17 @@ def test_profile_measure(tmp_path, monkeypatch):
     )
     told = call_json(
         *("profile", "measure", "tiny_model_of_tests:make", "--repeats", "3", "--warmup", "1"),
-        *("--name", "tiny", "-o", "p.json"),
+        *("--name", "tiny", "-o", "p.json", "--host-bandwidth", "25GB"),
     )
     assert told["name"] == "tiny"
-    assert len(read_profile(tmp_path / "p.json").stages) == 2
-    assert "forward" in call("profile", "show", "p.json").stdout
+    assert told["host_link"]["to_host_bytes_per_second"] == 25 * 10**9
+    written = read_profile(tmp_path / "p.json")
+    assert len(written.stages) == 2
+    assert [stage["offload_bytes"] for stage in told["stages"]] == [stage.offload_bytes for stage in written.stages]
+    assert written.host_link.from_host_bytes_per_second == 25 * 10**9
+    shown = call("profile", "show", "p.json").stdout
+    assert "forward" in shown
+    assert "host memory" in shown
 
 
 def test_profile_measure_tells_doubts_on_stderr(tmp_path, monkeypatch):

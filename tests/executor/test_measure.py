@@ -42,6 +42,9 @@ def test_linear_stages_hold_what_can_be_counted_by_hand():
     assert b.activation_bytes == (4 * 16 + 4 * 8) * FLOAT
     # the square has let go of the difference; the gradient of the linear layer's output waits for W
     assert b.backward_weight_bytes == (4 * 16 + 4 * 8) * FLOAT
+    # a checkpoint is the input; in a receive slot it stays when all else is moved away
+    assert (a.checkpoint_bytes, b.checkpoint_bytes) == (None, 4 * 16 * FLOAT)
+    assert (a.offload_bytes, b.offload_bytes) == (0, 4 * 8 * FLOAT)
     assert (a.output_bytes, b.output_bytes) == (4 * 16 * FLOAT, 0)
     assert a.static_bytes == (8 * 16 + 16) * FLOAT * 4
     assert a.workspace_bytes == b.workspace_bytes == 0
@@ -364,15 +367,65 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch):
 
 def test_the_allocator_way_reads_differences_and_peaks(monkeypatch):
     """The arithmetic on a scripted allocator; only a GPU can test that the real one is asked rightly."""
-    # base, after F, after B; peaks in F, B, W, second F, fused
-    levels, peaks = iter([1000, 1400, 1300]), iter([1450, 1600, 1320, 1450, 1500])
+    # base, after F, after B, as a checkpoint and moved away, each split and not; peaks in F, B, W, second F, fused
+    levels, peaks = iter([1000, 1400, 1300, 1110, 1120, 1150, 1130]), iter([1450, 1600, 1320, 1450, 1500])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(levels))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     work = StageWork(0, nn.Linear(2, 2), lambda output, _: output.sum(), torch.zeros(1))
     (border,) = borders([work], (torch.ones(1, 2),))
-    assert held.held_bytes(work, border, torch.device("cuda", 0)) == held.Held(400, 300, 200)
+    assert held.held_bytes(work, border, torch.device("cuda", 0)) == held.Held(400, 300, 200, 120, 150)
+    assert next(levels, None) is None
+
+
+class Table(nn.Module):
+    """Saves a constant that all microbatches share, a view of its input, and what it makes of both."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask = torch.rand(8)
+
+    def forward(self, x):
+        return (x.view(-1) * self.mask.repeat(4)).exp().view(4, 8) * self.mask
+
+
+def test_what_is_shared_or_given_does_not_count_as_moved():
+    (cost,) = measured([Table()], torch.randn(4, 8).requires_grad_(), torch.zeros(4, 8), squares).stages
+    # the repeated mask, the exponential, the difference; of the input nothing is needed, but it waits in its slot
+    assert cost.activation_bytes == 3 * 4 * 8 * FLOAT
+    assert cost.offload_bytes == 3 * 4 * 8 * FLOAT
+    assert cost.checkpoint_bytes == 4 * 8 * FLOAT
+
+
+class Watchful(nn.Module):
+    """Takes a gradient inside its forward, so it cannot be computed again."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        z = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(z.exp().sum(), z)
+        return self.linear(x + slope.detach()).exp()
+
+
+def test_a_stage_that_cannot_be_computed_again_is_measured_all_the_same():
+    (cost,) = measured([Watchful()], torch.randn(4, 8), torch.zeros(4, 8), squares).stages
+    assert cost.checkpoint_bytes is None
+    assert 0 < cost.offload_bytes <= cost.activation_bytes
+
+
+def test_the_way_to_host_memory_is_measured_or_given():
+    stages = [nn.Sequential(nn.Linear(8, 8), nn.Tanh())]
+    found = measured(stages, torch.randn(4, 8), torch.zeros(4, 8), squares)
+    assert found.host_link is not None
+    assert "host link: copies" in found.source.note
+    given = measured(stages, torch.randn(4, 8), torch.zeros(4, 8), squares, host_bandwidth=7 * 10**9).host_link
+    assert given.to_host_bytes_per_second == given.from_host_bytes_per_second == 7 * 10**9
+    with pytest.raises(InvalidInput, match="host_bandwidth"):
+        measured(stages, torch.randn(4, 8), torch.zeros(4, 8), squares, host_bandwidth=0)
 
 
 def test_the_cuda_clock_subtracts_events_in_ms(monkeypatch):

@@ -6,11 +6,17 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.strategies import placements, problems, random_order
 from tests.test_bounds_pairs import optimum, tiny
+from zbsolve.bounds import lower_bound
+from zbsolve.bounds.unpaired import may_pair, unpaired
 from zbsolve.catalog import baseline
 from zbsolve.check import check
-from zbsolve.errors import Infeasible
+from zbsolve.errors import Infeasible, NothingFound, OrderError
+from zbsolve.ops import Kind
 from zbsolve.placement import Placement
 from zbsolve.problem import Problem
 from zbsolve.profile import Profile
@@ -19,7 +25,6 @@ from zbsolve.solver import solve
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.certificate import verify_bound
 from zbsolve.solver.pairing import together, value_of
-from zbsolve.solver.pairs import may_pair
 from zbsolve.timetable import Order
 
 PAIRED = frozenset({"split", "fused", "paired"})
@@ -154,3 +159,68 @@ def test_the_bound_of_a_relaxation_is_verified_anew():
     solution = solve(problem, work_limit=20_000, workers=1)
     verdict = verify_bound(problem, solution.bound, solution.lower_bound_ns, time_limit_s=20)
     assert verdict.status == "verified"
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        uniform(Placement.linear(2), 1, 12),
+        uniform(Placement.linear(2), 4, 30),
+        uniform(Placement.linear(2), 3, 12, slices=3),
+        uniform(Placement.linear(2), 3, 12, forward_only=True),
+        replace(uniform(Placement.linear(2), 1, 12), microbatch_factors=(2,), rank_factors=("1", "1.5")),
+    ],
+    ids=["one microbatch", "no shorter", "one sequence", "forwards alone", "one scaled"],
+)
+def test_where_no_pair_is_of_use_the_check_proves_what_the_search_does(problem):
+    assert not may_pair(problem)
+    assert unpaired(problem) == replace(problem, allow=problem.allow - {"paired"})
+    assert lower_bound(problem) == lower_bound(replace(problem, allow=problem.allow - {"paired"}))
+    solution = solve(problem, work_limit=300, workers=1)
+    assert verify_bound(problem, solution.bound, solution.lower_bound_ns).ok
+
+
+def test_of_one_sequence_no_order_runs_anything_together():
+    for problem in (uniform(Placement.linear(2), 1, 12), uniform(Placement.linear(2), 3, 12, slices=3)):
+        for seed in range(20):
+            together_at = random.Random(seed)
+            order = random_order(replace(problem, allow=problem.allow - {"paired"}), seed)
+            row = list(order.rows[0])
+            forwards = [op for op in row if op.kind is Kind.FORWARD]
+            backs = [op for op in row if op.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT)]
+            one, other = together_at.choice(forwards), together_at.choice(backs)
+            at = row.index(other)
+            row[at] = replace(one, beside=other)
+            row.remove(one)
+            with pytest.raises(OrderError):
+                simulate(problem, Order((tuple(row), *order.rows[1:])))
+
+
+def test_a_pair_that_rounding_alone_makes_shorter_is_counted_on():
+    stage = {"forward_ns": 1, "backward_input_ns": 1, "backward_weight_ns": 1, "overlap_ns": 3}
+    problem = Problem(
+        profile=Profile.uniform(1, **stage),
+        placement=Placement.linear(1),
+        microbatches=2,
+        rank_factors=("1.5",),
+        allow=frozenset({"fused", "paired"}),
+    )
+    # half up: 1.5 is 2 and 3 is 3, one after the other 5; together 4.5 is 5
+    assert may_pair(problem)
+    assert not may_pair(replace(problem, rank_factors=None))
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_the_check_accepts_the_bound_whatever_is_allowed(data):
+    problem = data.draw(
+        problems(placement=placements(most_ranks=2), most_microbatches=3, limits=True, paired=True, variants=True)
+    )
+    words = data.draw(st.sets(st.sampled_from(["recompute", "offload", "paired"])))
+    problem = replace(problem, allow=problem.allow - words)
+    try:
+        solution = solve(problem, work_limit=50, workers=1)
+    except (Infeasible, NothingFound):
+        return
+    verdict = verify_bound(problem, solution.bound, solution.lower_bound_ns, time_limit_s=2)
+    assert verdict.status != "wrong", verdict.message

@@ -1,7 +1,7 @@
 """Published schedules and a solved timetable on one problem, side by side.
 
-A schedule that looks at no limit may exceed it. It is told all the same, with the smallest ``Kx`` that
-would hold it, since "does not fit" alone helps nobody to decide on memory.
+A schedule that looks at no limit may exceed it. It is told all the same, with the smallest limit that
+would hold it, in bytes where the limit was, since "does not fit" alone helps nobody to decide on memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fractions import Fraction
 from zbsolve.catalog import baseline, schedules
 from zbsolve.errors import Infeasible, ScheduleConditionError, ZbsolveError
 from zbsolve.metrics import metrics
-from zbsolve.problem import Problem
+from zbsolve.problem import Limit, Problem
 from zbsolve.simulate import simulate
 from zbsolve.solution import Bound, Metrics, Solution
 from zbsolve.timetable import Timetable
@@ -73,11 +73,22 @@ class Compared:
 
     @property
     def needs(self) -> str | None:
-        """The least memory limit that would hold it, as ``Kx`` or in bytes; None where it fits."""
+        """The least memory limit that would hold it, told as the limit was: ``Kx`` or bytes; None where it fits.
+
+        Of limits in bytes, what the largest of the ranks that exceed theirs needs; `Kx` stands behind it.
+        """
         if self.fits:
             return None
         factor = needed_factor(self.problem, self.metrics)
-        return format_bytes(max(self.metrics.peak_bytes)) if factor is None else f"{factor}x"
+        if factor is not None and _as_factor(self.problem.memory_limit):
+            return f"{factor}x"
+        limits = self.problem.limit_bytes
+        over = [(p, x) for p, x in zip(self.metrics.peak_bytes, limits, strict=True) if x is not None and p > x]
+        most = max(peak for peak, _ in over)
+        told = format_bytes(most)
+        if told in {format_bytes(limit) for _, limit in over}:  # in four digits both look alike
+            told = f"{most} bytes"
+        return told if factor is None else f"{told} ({factor}x)"
 
     @property
     def fit_text(self) -> str:
@@ -93,6 +104,13 @@ class Compared:
     def gap(self) -> float | None:
         """How far above the bound; none where it does not fit, since the bound holds for those that do."""
         return self.value_ns / self.bound.value_ns - 1 if self.fits and self.bound and self.bound.value_ns else None
+
+
+def _as_factor(limit: Limit | tuple[Limit, ...]) -> bool:
+    """Whether some limit was given as ``Kx``, not all in bytes."""
+    return any(
+        isinstance(one, str) and one.strip().endswith("x") for one in (limit if isinstance(limit, tuple) else [limit])
+    )
 
 
 def needed_factor(problem: Problem, found: Metrics) -> Decimal | None:

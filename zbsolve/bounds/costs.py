@@ -332,12 +332,14 @@ def refuse_infeasible(costs: Costs) -> None:
     Infeasible
         Naming the smallest limits that would do.
     """
+    one = "microbatch" if costs.problem.slices == 1 else "sequence"
     for rank, (limit, least) in enumerate(zip(costs.limit_bytes.tolist(), costs.smallest_limits, strict=True)):
         if limit < least:
             raise Infeasible(
                 f"no timetable fits: rank {rank} may use {limit} bytes ({format_bytes(limit)}), but even one "
-                f"microbatch at a time needs {least} bytes ({format_bytes(least)}); raise the memory limit",
+                f"{one} at a time needs {least} bytes ({format_bytes(least)}); raise the memory limit",
                 costs.smallest_limits,
+                one,
             )
 
 

@@ -14,6 +14,9 @@ The shorter durations are a choice. What a rank works is least when every forwar
 most over all, a matching of greatest weight; by Koenig and Egervary the savings can be shared out between forwards and
 backwards so that they sum to just that, and so they are here: forwards keep what they can, since they stand in more
 chains than a backward does. Where microbatches differ in size, each operation is shortened in proportion instead.
+
+Where no pair is possible, or none takes less than its two one after the other, nothing is shortened: then the problem
+without the choice has the same values.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from fractions import Fraction
 
 from zbsolve.problem import Problem
 
-__all__ = ["shares", "unpaired"]
+__all__ = ["may_pair", "shares", "unpaired"]
 
 _MOST_STAGES = 64
 """Stages that may run together, beyond which all is taken from the backwards."""
@@ -39,14 +42,37 @@ class _Together:
     into: int | None
 
 
+def may_pair(problem: Problem) -> bool:
+    """Whether running together may be of use: some pair is possible, and takes less than one after the other.
+
+    Notes
+    -----
+    Of one sequence alone (one microbatch, or one that is all slices) every forward of a stage ends before any
+    backward of it starts on the last stage, so nothing runs together. With factors a pair is rounded as a whole and
+    its halves by themselves, so it has to be longer by what that may come to before it is sure to be of no use.
+    """
+    if "paired" not in problem.allow or problem.forward_only or problem.microbatches <= problem.slices:
+        return False
+    stages, spare = problem.profile.stages, _spare(problem)
+    for (f, b), together in _overlaps(problem).items():
+        forward, back = stages[f].forward_ns + spare, stages[b]
+        whole = max(back.backward_ns, back.backward_input_ns + back.backward_weight_ns)
+        if together.whole is not None and together.whole < forward + whole:
+            return True
+        if together.into is not None and together.into < forward + back.backward_input_ns:
+            return True
+    return False
+
+
 def unpaired(problem: Problem) -> Problem:
-    """The problem with shorter operations, and nothing that runs together."""
+    """The problem with shorter operations where pairs may be of use, and nothing that runs together."""
     if "paired" not in problem.allow:
         return problem
-    found = {} if problem.forward_only else _overlaps(problem)
-    if found:
-        given = _in_proportion(problem, found) if problem.microbatch_factors is not None else _apart(problem, found)
-        problem = _shorter(problem, found, given)
+    if not may_pair(problem):
+        return replace(problem, allow=problem.allow - {"paired"})
+    found = _overlaps(problem)
+    given = _in_proportion(problem, found) if problem.microbatch_factors is not None else _apart(problem, found)
+    problem = _shorter(problem, found, given)
     stages = problem.profile.stages
     if not any(cost.forward_ns + cost.backward_input_ns + cost.backward_weight_ns for cost in stages):
         # no profile says that nothing takes any time, but 1 ns on ranks that are fast enough comes to nothing

@@ -93,7 +93,7 @@ def limits_that_fit(error: Infeasible) -> str:
     least = error.smallest_limit_bytes
     most = max(least, default=0)
     said = (
-        "no timetable fits the memory limit, not even with one microbatch at a time; the smallest that fits "
+        f"no timetable fits the memory limit, not even with one {error.at_a_time} at a time; the smallest that fits "
         f"every rank is --memory {most} ({format_bytes(most)})"
     )
     if len(set(least)) < 2:

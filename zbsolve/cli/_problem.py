@@ -85,6 +85,28 @@ class Asked:
         )
         return with_memory(problem, self.memory if self.memory is not None else memory)
 
+    def of_no_use(self, profile: Profile) -> tuple[str, ...]:
+        """What is allowed and can change nothing on this profile, with what that would need; one line each."""
+        named = {"recompute": self.recompute, "offload": self.offload, "paired": self.paired}
+        if self.forward_only:
+            return tuple(
+                f"--{name} changes nothing: forwards alone wait for no backward" for name in named if named[name]
+            )
+        lines = []
+        if self.recompute and all(cost.checkpoint >= cost.activation_bytes for cost in profile.stages):
+            lines.append(
+                "--recompute saves nothing: no stage of the profile has checkpoint_bytes below activation_bytes"
+            )
+        if self.offload and not any(cost.offloadable for cost in profile.stages):
+            lines.append(
+                "--offload saves nothing: every stage of the profile has 0 offload_bytes or 0 activation_bytes"
+            )
+        if self.paired and not profile.overlaps:
+            lines.append(
+                "--paired saves nothing: the profile has no overlaps, which say what two operations take together"
+            )
+        return tuple(lines)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Search:

@@ -74,8 +74,11 @@ def baseline(
             out.say(f"--{option.replace('_', '-')} has no effect: a published schedule is not searched for")
     placement = "linear" if schedule.placement == "any" else schedule.placement
     asked = replace(asked, forward_only=asked.forward_only or name == "forward-only")
+    costs = _inputs.read_profile(profile)
+    for line in asked.of_no_use(costs):
+        out.say(line)
     asked = replace(asked, recompute=asked.recompute or name == "gpipe-recompute")
-    problem = asked.problem(_inputs.read_profile(profile), placement=placement, memory=MEMORY_OF.get(name))
+    problem = asked.problem(costs, placement=placement, memory=MEMORY_OF.get(name))
     with no_answer_told(out):
         made = as_solution(name, problem)
     deliver(made, out, output, published=name)

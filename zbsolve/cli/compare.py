@@ -95,7 +95,10 @@ def _on_profile(
     from zbsolve.analysis.compare import beside, published
 
     _inputs.titles(tuple(p for p in (path, search.start) if p))
-    problem = asked.problem(_inputs.read_profile(path))
+    costs = _inputs.read_profile(path)
+    problem = asked.problem(costs)
+    for line in asked.of_no_use(costs):
+        out.say(line)
     found, refused = published(problem, schedules or None)
     for row in found:
         judge(row.timetable, must_fit=False)
@@ -154,9 +157,12 @@ def _drawn(rows: list[Compared], picture: str | None, out: Output) -> dict[str, 
 
 
 def _fields(row: Compared) -> dict[str, object]:
+    from zbsolve.solution import recomputing_ns
+
     return {
         "schedule": row.schedule,
         **metrics_fields(row.problem, row.metrics),
+        "recompute_ns": recomputing_ns(row.timetable),
         "needs": row.needs,
         "gap": row.gap,
         "lower_bound_ns": row.bound and row.bound.value_ns,
@@ -189,10 +195,25 @@ def _tell(rows: list[Compared], about: dict[str, object], out: Output) -> None:
     out.show(
         made,
         *(f"bubble = {formula}" for formula in formulas),
+        *_about_recomputing(rows),
         "gap = value / bound - 1",
         *rest,
         *(_about_bound(bound, rows) for bound in bounds),
     )
+
+
+def _about_recomputing(rows: list[Compared]) -> list[str]:
+    """Computing a forward again is no idle time, so what does it has less bubble, and more work."""
+    from zbsolve.solution import recomputing_ns
+
+    shares = []
+    for row in rows:
+        work = row.metrics.compute_ns
+        again = recomputing_ns(row.timetable)
+        if again:
+            shares.append(f"{row.schedule} {again / work:.1%}")
+    told = f"recomputing counts as work, of which it is: {', '.join(shares)}; compare periods"
+    return [inert(told)] if shares else []
 
 
 def _about_bound(bound: Bound, rows: list[Compared]) -> str:

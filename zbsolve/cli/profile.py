@@ -13,7 +13,7 @@ from zbsolve.cli._figures import grid, table
 from zbsolve.cli._output import FILE, Output, output_option, stdout_to_stderr, talk_options
 from zbsolve.cli._profile_import import import_options, imported
 from zbsolve.cli._text import inert
-from zbsolve.units import counted, format_bytes, format_ns
+from zbsolve.units import counted, format_bytes, format_ns, parse_bytes
 
 if TYPE_CHECKING:
     from zbsolve.profile import Profile
@@ -50,6 +50,7 @@ def profile() -> None:
     help="On a busy CPU, processor leaves out what other programs take.",
 )
 @click.option("--device", help="cpu, cuda, cuda:1; default where the model lies.")
+@click.option("--host-bandwidth", metavar="SIZE", help="To host memory and back a second, such as 25GB; else measured.")
 @click.option("--name", default="", help="Name of the profile.")
 @talk_options
 def measure(
@@ -61,6 +62,7 @@ def measure(
     threads: int,
     clock: Literal["wall", "processor"],
     device: str | None,
+    host_bandwidth: str | None,
     name: str,
     out: Output,
 ) -> None:
@@ -72,6 +74,7 @@ def measure(
     """
     from zbsolve.files import profile_bytes
 
+    bandwidth = None if host_bandwidth is None else parse_bytes(host_bandwidth, "--host-bandwidth")
     module = target.rpartition(":")[0]
     out = out.for_file(output, module, module.replace(".", os.sep) + ".py")
     sys.path.insert(0, os.getcwd())
@@ -89,6 +92,7 @@ def measure(
             device=device,
             threads=threads,
             clock=clock,
+            host_bandwidth=bandwidth,
             name=name,
             warn=out.say,
         )
@@ -157,7 +161,7 @@ def _show(shown: Profile, out: Output) -> None:
     ]
     imbalance = max(work) * len(work) / sum(work) - 1 if sum(work) else 0.0
     if out.as_json:
-        fields = ("name", *DURATIONS, *SIZES, "optimizer_ns", "grad_reduce_ns")
+        fields = ("name", *DURATIONS, *SIZES, "checkpoint_bytes", "offload_bytes", "optimizer_ns", "grad_reduce_ns")
         out.data(
             {
                 "name": shown.name,
@@ -168,6 +172,13 @@ def _show(shown: Profile, out: Output) -> None:
                     "latency_ns": shown.link.latency_ns,
                     "bytes_per_second": shown.link.bytes_per_second,
                     "queueing": shown.link.queueing,
+                },
+                "host_link": None
+                if shown.host_link is None
+                else {
+                    "latency_ns": shown.host_link.latency_ns,
+                    "to_host_bytes_per_second": shown.host_link.to_host_bytes_per_second,
+                    "from_host_bytes_per_second": shown.host_link.from_host_bytes_per_second,
                 },
                 "source": {f: getattr(shown.source, f) for f in ("host", "device", "split", "samples", "note")},
             }
@@ -194,6 +205,10 @@ def _about(shown: Profile, imbalance: float) -> list[tuple[str, str]]:
         ("imbalance", f"{imbalance:.2%}: most work of a stage / mean work - 1"),
         ("link", f"{format_ns(link.latency_ns)}{speed}{special}"),
     ]
+    if (host := shown.host_link) is not None:
+        ways = ((host.to_host_bytes_per_second, "out"), (host.from_host_bytes_per_second, "back"))
+        rates = [f"bytes / {format_bytes(rate)} per s {way}" for rate, way in ways if rate is not None]
+        rows.append(("host memory", " + ".join((format_ns(host.latency_ns), *([", ".join(rates)] if rates else [])))))
     where = ", ".join(text for text in (source.host, source.device) if text)
     if where or source.samples:
         rows.append(("measured", f"{where}, {counted(source.samples, 'sample')}".lstrip(", ")))

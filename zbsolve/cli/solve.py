@@ -71,7 +71,10 @@ def solve(
         out.for_file(page, profile, search.start)
     out = out.for_file(output, profile, search.start)
     _inputs.titles(tuple(path for path in (profile, search.start) if path))
-    problem = asked.problem(_inputs.read_profile(profile))
+    costs = _inputs.read_profile(profile)
+    problem = asked.problem(costs)
+    for line in asked.of_no_use(costs):
+        out.say(line)
     with one_interruption():
         with no_answer_told(out):
             if robust:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +22,6 @@ from zbsolve.units import counted, format_bytes, format_ns
 
 if TYPE_CHECKING:
     from zbsolve.analysis.sweep import SweepOutcome, SweepPoint
-    from zbsolve.problem import Objective
     from zbsolve.profile import Profile
     from zbsolve.solution import Solution
 
@@ -111,7 +110,10 @@ def sweep(
         raise click.UsageError(f"--draw and -o both name {picture}; give another file to one of them.")
     out.for_file(picture, profile)
     out = out.for_file(output, profile)
-    points = _points(_inputs.read_profile(profile), microbatches, memory, placements or ("linear",), asked)
+    costs = _inputs.read_profile(profile)
+    points = _points(costs, microbatches, memory, placements or ("linear",), asked)
+    for line in _base(asked, points[0].problem.microbatches, points[0].placement).of_no_use(costs):
+        out.say(line)
     if timetables is None and output is not None and output != STDOUT:
         timetables = str(Path(output).with_suffix("")) + "-timetables"
     folder = None if timetables is None else _folder(timetables)
@@ -166,21 +168,14 @@ def _points(
     for placement in placements:
         check_placement(placement)
         for count in many:
-            base = Asked(
-                microbatches=count,
-                ranks=asked["ranks"],
-                placement=placement,
-                chunks=asked["chunks"],
-                memory=None,
-                objective=cast("Objective", asked["objective"]),
-                rank_factors=asked["rank_factors"],
-                forward_only=asked["forward_only"],
-                slices=asked["slices"],
-                recompute=asked["recompute"],
-                offload=asked["offload"],
-            ).problem(profile)
+            base = _base(asked, count, placement).problem(profile)
             found += [SweepPoint(placement=placement, memory=size, problem=with_memory(base, size)) for size in sizes]
     return found
+
+
+def _base(asked: dict[str, Any], microbatches: int, placement: str) -> Asked:
+    """What is asked at a point, but for the memory."""
+    return Asked(microbatches=microbatches, placement=placement, memory=None, **asked)
 
 
 def _folder(path: str) -> Path:

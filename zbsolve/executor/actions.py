@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch.utils._pytree import tree_leaves
+
 from zbsolve.executor.boundary import Boundary
 from zbsolve.executor.cutoff import stops, warn_if_cut_off, warn_of_stop
 from zbsolve.executor.desk import AfterForward, Call, Desk, Mark, StageWork
@@ -89,7 +91,7 @@ def forward_call(
     """The function of an F, which may keep a checkpoint alone, or move away; `alone`: in turn with those of others."""
     letters, marks, run = desk.mail, desk.marks, stage.forward
     source, place = (desk.inputs, key) if into is None else (letters, into)
-    kept = {name: True for name, does in (("checkpoint", checkpoint), ("moves", moves)) if does}
+    kept: dict[str, Any] = {name: True for name, does in (("checkpoint", checkpoint), ("moves", moves)) if does}
     if alone:
         run = _drawing_alone(run)
 
@@ -97,8 +99,11 @@ def forward_call(
         inputs = source[place]
         if source is letters:
             source[place] = None
+        if moves and finish is not None:  # the target, part of the batch, lies there anyway
+            kept["stays"] = tree_leaves(desk.targets[key])
         marks[at] = mark()
         outputs = run(key, *inputs, split=split, finish=finish, **kept)
+        kept.pop("stays", None)
         marks[at + 1] = mark()
         if look is not None:
             look(key, inputs, outputs if finish is None else (desk.losses[key],), finish is not None)

@@ -182,6 +182,7 @@ class CarryingStage:
         finish: Callable[[Any], Any] | None = None,
         checkpoint: bool = False,
         moves: bool = False,
+        stays: Sequence[Any] = (),
     ) -> tuple[Any, ...]:
         """Run the module on a slice with what the slice before it carried on; parameters as of `SplitStage`."""
         carry, found, alone = self._before(key), [_NO_CARRY], [True]
@@ -199,6 +200,7 @@ class CarryingStage:
             finish=None if finish is None else finished,
             checkpoint=checkpoint,
             moves=moves,
+            stays=stays,
             call=self._call(len(inputs), carry, found, alone),
         )
         outputs = len(made) - len(found[0].tensors)

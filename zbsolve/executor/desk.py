@@ -31,6 +31,7 @@ class StageWork(Protocol):
         finish: Callable[[Any], Any] | None = None,
         checkpoint: bool = False,
         moves: bool = False,
+        stays: Sequence[Any] = (),
     ) -> tuple[Any, ...]:
         """Run the module on a microbatch; outputs are detached and say whether they want a gradient."""
 

@@ -5,6 +5,8 @@ On the CPU there is no allocator to ask, so a stage that notes all memory it mak
 
     F    inputs in, outputs handed on      alive: what autograd saved, inputs among it        after_forward
     B    gradients handed on               alive: what W needs                                after_input
+    F    with a checkpoint alone           alive: the inputs                                  checkpoint
+    F    offload, release                  alive: inputs, and what others hold, too           stays
 
 Parameters and buffers are static, so they are left out, as is what the receive slots hold. On CUDA the
 caching allocator knows it all.
@@ -13,11 +15,12 @@ caching allocator knows it all.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 
+from zbsolve.errors import RunError
 from zbsolve.executor.borders import Border
 from zbsolve.executor.stagework import Gradients, StageWork
 
@@ -26,11 +29,36 @@ __all__ = ["Held", "held_bytes", "storage_bytes"]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes that one microbatch holds after F and after B, and what its operations need on top."""
+    """Bytes that one microbatch holds after F and after B, and what its operations need on top.
+
+    Parameters
+    ----------
+    after_forward, after_input
+        After F, and after B until W.
+    workspace
+        What operations need beyond; 0 where it is not measured.
+    checkpoint
+        After an F that will be computed again; None if the stage cannot be.
+    stays
+        What is left after F of what has been moved to host memory; None if nothing can be.
+    """
 
     after_forward: int
     after_input: int
     workspace: int
+    checkpoint: int | None = None
+    stays: int | None = None
+
+    @property
+    def checkpoint_bytes(self) -> int | None:
+        """Of a profile: None where keeping the inputs alone would hold no less."""
+        fewer = self.checkpoint is not None and self.checkpoint < self.after_forward
+        return self.checkpoint if fewer else None
+
+    @property
+    def offload_bytes(self) -> int:
+        """Of a profile: what of `after_forward` leaves the device."""
+        return 0 if self.stays is None else max(self.after_forward - self.stays, 0)
 
 
 def held_bytes(work: StageWork, border: Border, device: torch.device) -> Held:
@@ -48,7 +76,31 @@ def held_bytes(work: StageWork, border: Border, device: torch.device) -> Held:
         work.backward_input(flight, _received(border))
         after_input = work.held().total
         work.backward_weight(flight)
-    return Held(after_forward, after_input, 0)
+    return Held(after_forward, after_input, 0, *_lighter(work, border, lambda: work.held().total))
+
+
+def _lighter(work: StageWork, border: Border, held: Callable[[], int]) -> tuple[int | None, int | None]:
+    """What a microbatch holds after F as a checkpoint, and while it is away; the stage must be empty."""
+
+    def after(split: bool, *, moves: bool) -> int:
+        try:
+            flight = work.forward(border.leaves(), split=split, checkpoint=not moves, moves=moves)
+            flight.outputs, flight.loss = (), None
+            if moves:
+                work.move_out(flight)
+            return held()
+        finally:
+            work.abandon()
+            gc.collect(0)
+
+    found: list[int | None] = []
+    for moves in (False, True):
+        try:
+            # a plain graph may keep other memory than a split one does
+            found.append(max(after(split, moves=moves) for split in (True, False)))
+        except (RunError, RuntimeError):  # the stage says why where a timetable asks for it
+            found.append(None)
+    return found[0], found[1]
 
 
 def _received(border: Border) -> Gradients:
@@ -86,7 +138,7 @@ def _held_by_allocator(work: StageWork, border: Border, device: torch.device) ->
     peak()
     work.backward(flight, border.output_grads)
     extra.append(peak() - after_forward)
-    return Held(max(after_forward, 0), max(after_input, 0), max(0, *extra))
+    return Held(max(after_forward, 0), max(after_input, 0), max(0, *extra), *_lighter(work, border, held))
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor], *, without: Iterable[torch.Tensor] = ()) -> int:

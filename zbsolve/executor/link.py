@@ -1,7 +1,8 @@
-"""What a message between two ranks of this machine costs."""
+"""What a message between two ranks of this machine costs, and a copy to host memory and back."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import threading
 import time
@@ -15,9 +16,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from zbsolve.executor.clock import clock_of
-from zbsolve.profile import Link
+from zbsolve.profile import HostLink, Link
 
-__all__ = ["measure_link"]
+__all__ = ["measure_host_link", "measure_link"]
 
 _SMALL_BYTES = 8
 _REPEATS = 25
@@ -50,6 +51,33 @@ def measure_link(device: torch.device, message_bytes: int) -> tuple[Link, str]:
         return Link(), f"link: not measured ({type(error).__name__}); counted as free"
 
 
+def measure_host_link(device: torch.device, copy_bytes: int, bandwidth: int | None = None) -> tuple[HostLink, str]:
+    """Latency and bandwidth of copies between a device and host memory, pinned on CUDA, as offload makes them.
+
+    Parameters
+    ----------
+    device
+        Of the stages; on the CPU a copy is one within its memory.
+    copy_bytes
+        Of the largest copy that may be asked for.
+    bandwidth
+        Bytes a second of either way, where it is known; the latency is measured all the same.
+
+    Returns
+    -------
+    The host link, and how it was measured, in words.
+    """
+    out, back = (_fitted(_host_lap(device, out=way), copy_bytes if bandwidth is None else 0) for way in (True, False))
+    link = HostLink(
+        latency_ns=max(out.latency_ns, back.latency_ns),
+        to_host_bytes_per_second=bandwidth or out.bytes_per_second,
+        from_host_bytes_per_second=bandwidth or back.bytes_per_second,
+    )
+    where = "pinned host memory" if device.type == "cuda" else "other host memory"
+    given = "" if bandwidth is None else ", bandwidth as given"
+    return link, f"host link: copies to {where} and back{given}"
+
+
 Lap = Callable[[int], int]
 
 
@@ -69,11 +97,33 @@ def _median(lap: Lap, size: int) -> int:
 
 
 def _copy_lap(device: torch.device, peer: torch.device) -> Lap:
+    def pair(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return (
+            torch.zeros(size, dtype=torch.uint8, device=device),
+            torch.empty(size, dtype=torch.uint8, device=peer),
+        )
+
+    return _lap_of(device, pair)
+
+
+def _host_lap(device: torch.device, *, out: bool) -> Lap:
+    pinned = device.type == "cuda"
+
+    @functools.lru_cache(maxsize=1)  # to pin memory takes longer than to copy
+    def pair(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        there = torch.zeros(size, dtype=torch.uint8, device=device)
+        host = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
+        return (there, host) if out else (host, there)
+
+    return _lap_of(device, pair)
+
+
+def _lap_of(device: torch.device, pair: Callable[[int], tuple[torch.Tensor, torch.Tensor]]) -> Lap:
+    """Time to copy the first of a pair of so many bytes to the second, by the clock of the device."""
     clock = clock_of(device)
 
     def lap(size: int) -> int:
-        source = torch.zeros(size, dtype=torch.uint8, device=device)
-        target = torch.empty(size, dtype=torch.uint8, device=peer)
+        source, target = pair(size)
         clock.settle()
         before = clock.mark()
         target.copy_(source, non_blocking=True)

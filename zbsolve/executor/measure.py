@@ -30,7 +30,7 @@ from zbsolve.executor.clock import Clock, clock_of
 from zbsolve.executor.doubts import doubts, refuse_shared
 from zbsolve.executor.held import held_bytes, storage_bytes
 from zbsolve.executor.kept import KeptBuffers
-from zbsolve.executor.link import measure_link
+from zbsolve.executor.link import measure_host_link, measure_link
 from zbsolve.executor.stagework import StageWork, Tensors, tensors_of
 from zbsolve.executor.target import LossFn, Sample, check_target, load_target, users_code
 from zbsolve.profile import Profile, ProfileSource, StageCost, StageSpread
@@ -53,6 +53,7 @@ def measure_profile(
     threads: int | None = 1,
     clock: Literal["wall", "processor"] = "wall",
     optimizer_copies: int = 2,
+    host_bandwidth: int | None = None,
     name: str = "",
     warn: Callable[[str], None] | None = None,
 ) -> Profile:
@@ -79,6 +80,8 @@ def measure_profile(
         needs one thread.
     optimizer_copies
         Tensors of the parameters' size that the optimizer keeps; 2 for Adam.
+    host_bandwidth
+        Bytes a second between a device and host memory, either way; None to measure it.
     name
         Of the profile.
     warn
@@ -90,8 +93,9 @@ def measure_profile(
         Times in ns as medians, with their interquartile ranges in its source. Bytes held are what lives on
         account of a microbatch once its outputs have been handed on: what autograd saves, inputs among it, until B,
         and what W needs until W; storages once, parameters not (CPU), or what the allocator holds (CUDA). Receive
-        slots are not among it. Static bytes are parameters, their gradients
-        and `optimizer_copies` times the trainable parameters, and buffers.
+        slots are not among it. Of a stage that can be computed again what it holds until then, and what of its bytes
+        leaves the device when it is moved to host memory (0 where it cannot be), by doing so. Static bytes are
+        parameters, their gradients and `optimizer_copies` times the trainable parameters, and buffers.
 
     Raises
     ------
@@ -105,6 +109,8 @@ def measure_profile(
         raise InvalidInput("repeats must be at least 1")
     whole_amount(warmup, "warmup", error=InvalidInput)
     whole_amount(optimizer_copies, "optimizer_copies", error=InvalidInput)
+    if host_bandwidth is not None and whole_amount(host_bandwidth, "host_bandwidth", error=InvalidInput) < 1:
+        raise InvalidInput("host_bandwidth must be at least 1 byte a second")
     if threads is not None and whole_amount(threads, "threads", error=InvalidInput) < 1:
         raise InvalidInput("threads must be at least 1")
     if clock not in ("wall", "processor"):
@@ -129,6 +135,7 @@ def measure_profile(
                 held.append(held_bytes(work, border, where))
     output_bytes = [border.output_bytes for _, border in stages_met[:-1]] + [0]
     link, link_note = measure_link(where, max(output_bytes))
+    host_link, host_note = measure_host_link(where, max(bytes_.offload_bytes for bytes_ in held), host_bandwidth)
     warnings = [text for text in warnings if text]
     if warn is not None:
         for text in warnings:
@@ -139,6 +146,8 @@ def measure_profile(
             activation_bytes=bytes_.after_forward,
             backward_weight_bytes=bytes_.after_input,
             workspace_bytes=bytes_.workspace,
+            checkpoint_bytes=bytes_.checkpoint_bytes,
+            offload_bytes=bytes_.offload_bytes,
             static_bytes=_static_bytes(module, optimizer_copies),
             output_bytes=size,
             name=type(module).__name__[:200],
@@ -156,6 +165,7 @@ def measure_profile(
         else "bytes held and workspace: of the caching allocator",
         f"static bytes: parameters, gradients, {optimizer_copies} optimizer copies, buffers",
         link_note,
+        host_note,
         *warnings,
     ]
     source = ProfileSource(
@@ -167,7 +177,7 @@ def measure_profile(
         spread=tuple(StageSpread.of(lap) for lap in laps),
         note="; ".join(notes),
     )
-    return Profile(stages=tuple(costs), link=link, name=name, source=source)
+    return Profile(stages=tuple(costs), link=link, name=name, source=source, host_link=host_link)
 
 
 Laps = dict[str, list[int]]

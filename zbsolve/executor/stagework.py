@@ -85,11 +85,18 @@ class StageWork:
         """The same stage, noting what lives."""
         return StageWork(self.number, self.module, self.loss_fn, self.target, watch=True)
 
-    def forward(self, inputs: Tensors, *, split: bool = True) -> InFlight:
-        """Run the module, and the loss on the last stage; `split` is False ahead of `backward`."""
+    def forward(
+        self, inputs: Tensors, *, split: bool = True, checkpoint: bool = False, moves: bool = False
+    ) -> InFlight:
+        """Run the module, and the loss on the last stage; `split` is False ahead of `backward`.
+
+        With `checkpoint` the inputs alone are kept, with `moves` `move_out` may come next.
+        """
         key = next(self._keys)
         finish = None if self.loss_fn is None else self._finisher(self.loss_fn)
-        outputs = self._stage.forward(key, *inputs, split=split, finish=finish)
+        outputs = self._stage.forward(
+            key, *inputs, split=split, finish=finish, checkpoint=checkpoint, moves=moves, stays=(self.target,)
+        )
         return InFlight(key, outputs, None if finish is None else outputs[0])
 
     def _finisher(self, loss_fn: LossFn) -> Callable[[Any], torch.Tensor]:
@@ -118,6 +125,15 @@ class StageWork:
     def backward_weight(self, flight: InFlight) -> None:
         """The gradients of the weights, added to ``.grad`` of the parameters."""
         self._stage.backward_weight(flight.key)
+
+    def move_out(self, flight: InFlight) -> None:
+        """Offload and release: what can be away in host memory is."""
+        self._stage.offload(flight.key, lambda: None)
+        self._stage.release(flight.key)
+
+    def abandon(self) -> None:
+        """Drop every microbatch in flight."""
+        self._stage.abandon()
 
     def held(self) -> HeldBytes:
         """What microbatches in flight keep alive."""

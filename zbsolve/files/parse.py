@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -21,16 +21,11 @@ __all__ = ["located", "parse", "plain"]
 
 _S = TypeVar("_S", shapes.ProfileFile, shapes.TimetableFile)
 
-_FORMATS = {shapes.ProfileFile: shapes.PROFILE, shapes.TimetableFile: shapes.TIMETABLE}
+_FORMATS: dict[type[msgspec.Struct], str] = {shapes.ProfileFile: shapes.PROFILE, shapes.TimetableFile: shapes.TIMETABLE}
 _ARTICLES = {"profile": "a profile", "timetable": "a timetable"}
-_FIELDS = sorted(
-    {
-        field
-        for shape in vars(shapes).values()
-        if isinstance(shape, type) and issubclass(shape, msgspec.Struct)
-        for field in shape.__struct_fields__
-    }
-)
+_MOST_PLACES = 2
+"""Places that a message names for a field that stands in several."""
+
 _WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -80,7 +75,7 @@ def parse(data: bytes, name: object, shape: type[_S], *, toml: bool = False) -> 
             _check_format(tree, name, _FORMATS[shape])
             return msgspec.convert(tree, shape)
     except msgspec.ValidationError as error:
-        where, message = _explain(str(error))
+        where, message = _explain(str(error), shape)
         raise FileFormatError(name, message, where) from None
     except RecursionError:
         raise FileFormatError(name, "is nested too deeply to be one of our files") from None
@@ -206,7 +201,7 @@ def _check_format(tree: Any, name: object, expected: str) -> None:
     raise FileFormatError(name, f"is {other}, but {_ARTICLES[kind]} is needed here", "$.format")
 
 
-def _explain(message: str) -> tuple[str, str]:
+def _explain(message: str, shape: type[msgspec.Struct]) -> tuple[str, str]:
     """Split msgspec's message into JSON path and plain words."""
     text, _, tail = message.rpartition(" - at `")
     text, where = (text, tail.rstrip("`")) if text else (message, "$")
@@ -214,9 +209,7 @@ def _explain(message: str) -> tuple[str, str]:
         where = "$"
     if match := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
         field = plain(match.group(1))
-        near = difflib.get_close_matches(field, _FIELDS, 1)
-        hint = f"did you mean {_quoted(near[0])}?" if near else "remove it"
-        return f"{where}.{field}", f"unknown field; {hint}"
+        return f"{where}.{field}", f"unknown field; {_hint(field, where, shape)}"
     if match := re.fullmatch(r"Object missing required field `(.*)`", text, re.DOTALL):
         return where, f"the field {_quoted(match.group(1))} is missing"
     if match := re.fullmatch(r"Invalid enum value (.*)", text, re.DOTALL):
@@ -229,6 +222,40 @@ def _explain(message: str) -> tuple[str, str]:
     text = re.sub(r"of at (least|most) length (\d+)", r"of at \1 \2 elements", text)
     text = re.sub(r"`([^`]*)`", lambda m: _worded(m.group(1)), text)
     return where, plain(text[:1].lower() + text[1:])
+
+
+def _hint(field: str, where: str, shape: type[msgspec.Struct]) -> str:
+    """What to do with a field that is not known where it stands: mend the name, move it, or remove it."""
+    places = dict(_places(shape, "$"))
+    here = places.get(re.sub(r"\[[^]]*\]", "[]", where), ())
+    if near := difflib.get_close_matches(field, here, 1):
+        return f"did you mean {_quoted(near[0])}?"
+    if at := [place for place, known in places.items() if field in known]:
+        return f"it belongs in {' or '.join(sorted(at, key=len)[:_MOST_PLACES])}"
+    for other, name in _FORMATS.items():
+        at = [place for place, known in _places(other, "$") if field in known]
+        if at and other is not shape:
+            return f"it belongs in {min(at, key=len)} of {_ARTICLES[name.removeprefix('zbsolve.').split('/')[0]]}"
+    near = difflib.get_close_matches(field, sorted({known for fields in places.values() for known in fields}), 1)
+    return f"did you mean {_quoted(near[0])}?" if near else "remove it"
+
+
+def _places(shape: type[msgspec.Struct], at: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Where a file may have an object, and the fields that each knows; elements of lists stand at ``[]``."""
+    yield at, shape.__struct_fields__
+    for field, kind in get_type_hints(shape).items():
+        for inner, element in _objects(kind):
+            yield from _places(inner, f"{at}.{field}{element}")
+
+
+def _objects(kind: Any) -> Iterator[tuple[type[msgspec.Struct], str]]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        if not kind.__struct_config__.array_like:
+            yield kind, ""
+        return
+    element = "[]" if get_origin(kind) is list else ""
+    for part in get_args(kind):
+        yield from ((inner, element + deeper) for inner, deeper in _objects(part))
 
 
 def _worded(types: str) -> str:

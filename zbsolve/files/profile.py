@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import UNSET
-
 from zbsolve.disk import PathLike, read_regular, write_atomic
 from zbsolve.files import shapes
 from zbsolve.files.parse import located, parse
@@ -64,7 +62,7 @@ def profile_from_shape(shape: shapes.ProfileShape, name: object, where: str) -> 
     link = _link(shape.link, name, f"{where}.link")
     source = _source(shape.source, name, f"{where}.source")
     overlaps = tuple(_overlap(o, name, f"{where}.overlaps[{i}]") for i, o in enumerate(shape.overlaps))
-    host = None if shape.host_link is UNSET else _host_link(shape.host_link, name, f"{where}.host_link")
+    host = None if shape.host_link is None else _host_link(shape.host_link, name, f"{where}.host_link")
     with located(name, where):
         return Profile(stages=stages, link=link, name=shape.name, source=source, overlaps=overlaps, host_link=host)
 
@@ -74,12 +72,12 @@ def _amounts(shape: Any, name: object, where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in shape.__struct_fields__:
         value = getattr(shape, field)
-        if value is UNSET:
+        if value is None:
             continue
         with located(name, f"{where}.{field}"):
             if field.endswith("_ns"):
                 value = parse_ns(value, field)
-            elif field.endswith("_bytes") or (field.endswith("bytes_per_second") and value is not None):
+            elif field.endswith(("_bytes", "bytes_per_second")):
                 value = parse_bytes(value, field)
         values[field] = value
     return values

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from zbsolve.profile import MAX_STAGES
 from zbsolve.units import MAX_AMOUNT
@@ -68,7 +68,7 @@ class StageShape(_Shape, frozen=True, kw_only=True):
     forward_ns: Ns
     backward_input_ns: Ns
     backward_weight_ns: Ns
-    backward_ns: Ns | UnsetType = UNSET
+    backward_ns: Ns | None = None
     activation_bytes: Bytes = 0
     backward_weight_bytes: Bytes = 0
     workspace_bytes: Bytes = 0
@@ -76,9 +76,9 @@ class StageShape(_Shape, frozen=True, kw_only=True):
     output_bytes: Bytes = 0
     optimizer_ns: Ns = 0
     grad_reduce_ns: Ns = 0
-    recompute_ns: Ns | UnsetType = UNSET
-    checkpoint_bytes: Bytes | UnsetType = UNSET
-    offload_bytes: Bytes | UnsetType = UNSET
+    recompute_ns: Ns | None = None
+    checkpoint_bytes: Bytes | None = None
+    offload_bytes: Bytes | None = None
     name: Name = ""
 
 
@@ -107,7 +107,7 @@ class OverlapShape(_Shape, frozen=True, kw_only=True):
     forward_stage: Whole
     backward_stage: Whole
     forward_backward_overlap_ns: Ns
-    forward_backward_input_overlap_ns: Ns | UnsetType = UNSET
+    forward_backward_input_overlap_ns: Ns | None = None
 
 
 class HostOverrideShape(_Shape, frozen=True, kw_only=True):
@@ -157,7 +157,7 @@ class ProfileShape(_Shape, frozen=True, kw_only=True):
     link: LinkShape = LinkShape()
     source: SourceShape = SourceShape()
     overlaps: Annotated[list[OverlapShape], Meta(max_length=_MOST_OVERRIDES)] = []
-    host_link: HostLinkShape | UnsetType = UNSET
+    host_link: HostLinkShape | None = None
 
 
 class ProfileFile(ProfileShape, frozen=True, kw_only=True):
@@ -169,7 +169,7 @@ class ProfileFile(ProfileShape, frozen=True, kw_only=True):
 class PlacementShape(_Shape, frozen=True, kw_only=True):
     """The rank of every stage, once for each route; the name is for people and must fit."""
 
-    name: Literal["linear", "looped", "v", "wave", "bidirectional", "custom"] | UnsetType = UNSET
+    name: Literal["linear", "looped", "v", "wave", "bidirectional", "custom"] | None = None
     routes: Annotated[list[Annotated[list[Whole], Meta(max_length=MAX_STAGES)]], Meta(max_length=MAX_STAGES)]
 
 
@@ -182,12 +182,12 @@ class ProblemShape(_Shape, frozen=True, kw_only=True):
     memory_limit: Limit | list[Limit] = None
     objective: Literal["period", "makespan"] = "period"
     allow: tuple[Literal["fused", "offload", "paired", "recompute", "split"], ...] = ("fused", "split")
-    route_of: list[Whole] | UnsetType = UNSET
-    rank_factors: list[Factor] | UnsetType = UNSET
-    microbatch_factors: list[Factor] | UnsetType = UNSET
+    route_of: list[Whole] | None = None
+    rank_factors: list[Factor] | None = None
+    microbatch_factors: list[Factor] | None = None
     forward_only: bool = False
     slices: Whole = 1
-    ends: bool | UnsetType = UNSET
+    ends: bool | None = None
 
 
 class SolverShape(_Shape, frozen=True, kw_only=True):
@@ -209,7 +209,7 @@ class SolverShape(_Shape, frozen=True, kw_only=True):
     method: Name
     seed: int
     digest: Name
-    lost: list[Name] | UnsetType = UNSET
+    lost: list[Name] | None = None
     seconds: float
 
 
@@ -235,7 +235,7 @@ class OpShape(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     microbatch: Count | None
     start_ns: Count
     end_ns: Count
-    beside: tuple[Literal["backward", "backward_input"], Count, Count] | UnsetType = UNSET
+    beside: tuple[Literal["backward", "backward_input"], Count, Count] | None = None
 
 
 class TimetableFile(_Shape, frozen=True, kw_only=True):

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from msgspec import UNSET
-
 from zbsolve.disk import PathLike, collection_paused, read_regular, write_atomic
 from zbsolve.errors import FileFormatError, InvalidInput, UnitError
 from zbsolve.files import shapes
@@ -220,7 +218,7 @@ def _row(row: list[shapes.OpShape], problem: Problem, name: object, where: str) 
     timed = []
     for i, shape in enumerate(row):
         op = _op(shape.kind, shape.stage, shape.microbatch, problem, name, where, (i,))
-        if shape.beside is not UNSET:
+        if shape.beside is not None:
             if op.kind is not Kind.FORWARD:
                 raise FileFormatError(name, "only beside a forward does something run together", f"{where}[{i}][5]")
             op = Op(op.kind, op.stage, op.microbatch, _op(*shape.beside, problem, name, where, (i, 5)))
@@ -257,12 +255,12 @@ def _problem(shape: shapes.ProblemShape, name: object, where: str, *, ends: bool
             memory_limit=tuple(limit) if isinstance(limit, list) else limit,
             objective=shape.objective,
             allow=frozenset(shape.allow),
-            route_of=None if shape.route_of is UNSET else tuple(shape.route_of),
-            rank_factors=None if shape.rank_factors is UNSET else tuple(shape.rank_factors),
-            microbatch_factors=None if shape.microbatch_factors is UNSET else tuple(shape.microbatch_factors),
+            route_of=None if shape.route_of is None else tuple(shape.route_of),
+            rank_factors=None if shape.rank_factors is None else tuple(shape.rank_factors),
+            microbatch_factors=None if shape.microbatch_factors is None else tuple(shape.microbatch_factors),
             forward_only=shape.forward_only,
             slices=shape.slices,
-            ends=ends if shape.ends is UNSET else shape.ends,
+            ends=ends if shape.ends is None else shape.ends,
         )
     except UnitError as error:  # a limit is the only amount that a problem reads
         raise FileFormatError(name, plain(str(error)), f"{where}.memory_limit") from None
@@ -273,7 +271,7 @@ def _problem(shape: shapes.ProblemShape, name: object, where: str, *, ends: bool
 def _placement(shape: shapes.PlacementShape, name: object, where: str) -> Placement:
     with located(name, f"{where}.routes"):
         placement = Placement.custom(*shape.routes)
-    if shape.name not in (UNSET, "custom", placement.name):
+    if shape.name not in (None, "custom", placement.name):
         raise FileFormatError(
             name, f"these routes are called {placement.name!r}; say so, or leave the name out", f"{where}.name"
         )
@@ -295,5 +293,5 @@ def _record(shape: shapes.SolverShape, problem: Problem, name: object) -> Solver
         )
     values["gap"] = math.inf if shape.gap is None else shape.gap
     values["peak_bytes"] = tuple(shape.peak_bytes)
-    values["lost"] = () if shape.lost is UNSET else tuple(shape.lost)
+    values["lost"] = () if shape.lost is None else tuple(shape.lost)
     return SolverRecord(**values)

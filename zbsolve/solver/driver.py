@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 from zbsolve.bounds import MAX_EFFORT, lower_bound
+from zbsolve.bounds.unpaired import may_pair
 from zbsolve.catalog.closing import closed
 from zbsolve.errors import InvalidInput, NothingFound, OrderError
 from zbsolve.metrics import metrics
@@ -36,7 +37,7 @@ from zbsolve.solver.crew import Crew, InLine, Processes
 from zbsolve.solver.director import Director
 from zbsolve.solver.fusing import fuse
 from zbsolve.solver.incumbent import Incumbent, Progress
-from zbsolve.solver.pairs import may_pair, solve_paired
+from zbsolve.solver.pairs import solve_paired
 from zbsolve.solver.pool import Pool
 from zbsolve.solver.portfolio import add_plain, add_published, plain_drafts, published_names
 from zbsolve.solver.smaller import carried_over

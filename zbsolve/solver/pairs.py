@@ -30,7 +30,7 @@ from zbsolve.solver.incumbent import Progress
 from zbsolve.solver.pairing import together, value_of
 from zbsolve.timetable import Order
 
-__all__ = ["may_pair", "solve_paired"]
+__all__ = ["solve_paired"]
 
 _APART, _SHORTER = 0.45, 0.3
 """Shares of the limits for the problem without pairs and for the one with shorter operations; pairing has the rest."""
@@ -39,24 +39,6 @@ _FEWEST_STEPS = 200
 
 _ORDERS = 4
 """Orders that pairs are sought in, the best first."""
-
-
-def may_pair(problem: Problem) -> bool:
-    """Whether running together may be of use: it is allowed, and some pair takes less than one after the other."""
-    if "paired" not in problem.allow or problem.forward_only or problem.microbatches < 2:
-        return False
-    stages = problem.profile.stages
-    for overlap in problem.profile.overlaps:
-        f, b = overlap.forward_stage, overlap.backward_stage
-        if not set(problem.placement.holders(f)) & set(problem.placement.holders(b)):
-            continue
-        whole = max(stages[b].backward_ns, stages[b].backward_input_ns + stages[b].backward_weight_ns)
-        into = overlap.forward_backward_input_overlap_ns
-        if "fused" in problem.allow and overlap.forward_backward_overlap_ns < stages[f].forward_ns + whole:
-            return True
-        if "split" in problem.allow and into is not None and into < stages[f].forward_ns + stages[b].backward_input_ns:
-            return True
-    return False
 
 
 class _Pairing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -32,11 +32,13 @@ class MovesAway:
     def _parameters(self) -> list[torch.Tensor]:
         raise NotImplementedError
 
-    def _moving(self, inputs: tuple[Any, ...]) -> Away:
+    def _moving(self, given: Iterable[Any]) -> Away:
+        """For one microbatch; what it was given stays, as do parameters, buffers and other tensors of the modules."""
         if self._forwards.sharded:
             raise RunError(f"{self.name} is sharded by FSDP and cannot be moved away; solve without offload")
-        given = [x for x in inputs if isinstance(x, torch.Tensor)]
-        return Away(self.name, [*self._parameters(), *self.module.buffers(), *given])
+        constants = (value for module in self.module.modules() for value in vars(module).values())
+        others = [x for x in (*given, *constants) if isinstance(x, torch.Tensor)]
+        return Away(self.name, [*self._parameters(), *self.module.buffers(), *others])
 
     def offload(self, key: Hashable, mark: Callable[[], Any] = _no_mark) -> tuple[Any, Any]:
         """Start to copy what the forward of a microbatch has saved to host memory.

@@ -125,6 +125,7 @@ class SplitStage(MovesAway):
         finish: Callable[[Any], Any] | None = None,
         checkpoint: bool = False,
         moves: bool = False,
+        stays: Sequence[Any] = (),
         call: Callable[..., Any] | None = None,
     ) -> tuple[Any, ...]:
         """Run the module on one microbatch.
@@ -149,6 +150,9 @@ class SplitStage(MovesAway):
         moves
             What autograd saves will be away in host memory for a while: `offload`, `release` and `reload` then come
             before the backward.
+        stays
+            With `moves`: tensors that stay on the device besides the inputs, such as the target that `finish` knows;
+            whatever else holds their memory would keep it there all the same.
         call
             Called in the module's place: it calls the module with what it makes of the inputs.
 
@@ -168,7 +172,7 @@ class SplitStage(MovesAway):
         wanted = self._wanted(inputs, requires_grad)
         if checkpoint:
             return self._keep_inputs_alone(key, Checkpoint(inputs, keywords, wanted, split, finish, call))
-        away = self._moving(inputs) if moves else None
+        away = self._moving((*inputs, *(keywords or {}).values(), *stays)) if moves else None
         self._learned.see_inputs(inputs)
         # what other stages hold, too, is summed use by use
         queue = WeightQueue() if split or self.share is not None else None

@@ -79,12 +79,18 @@ def loss_of(desk: Desk, key: int, loss_fn: Callable[..., torch.Tensor]) -> Calla
                 "as the batch?",
                 stacklevel=2,
             )
-        desk.losses[key] = loss.detach()
+        desk.losses[key] = _kept_small(loss.detach())
         if desk.divisor != 1:
             loss = loss / desk.divisor
         return loss if desk.scale == 1.0 else loss * desk.scale
 
     return finish
+
+
+def _kept_small(loss: torch.Tensor) -> torch.Tensor:
+    """The number without the memory around it: `mse_loss` makes it in place of as many numbers as the output has."""
+    roomy = type(loss) is torch.Tensor and loss.untyped_storage().nbytes() > loss.nbytes
+    return loss.clone() if roomy else loss
 
 
 def _stretches(output: Any, target: Any) -> bool:

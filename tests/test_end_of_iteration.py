@@ -171,7 +171,8 @@ def test_the_network_of_a_rank_runs_one_reduction_at_a_time_and_not_before_its_t
 @settings(max_examples=60, deadline=None)
 @given(problem=problems(variants=True), seed=st.integers(0, 2**32))
 def test_all_ways_of_timing_agree_and_no_order_beats_a_bound(problem, seed):
-    problem = replace(problem, allow=problem.allow - {"recompute", "offload", "paired"})  # the search sees them folded away
+    # the search sees them folded away
+    problem = replace(problem, allow=problem.allow - {"recompute", "offload", "paired"})
     order = random_order(problem, seed)
     timetable = simulate(problem, order)
     value = timetable.period_ns if problem.objective == "period" else timetable.makespan_ns

@@ -25,6 +25,7 @@ from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
 from zbsolve.solution import Solution, relative_gap
 from zbsolve.solver.again import readings, thinned
+from zbsolve.solver.answer import solution_of
 from zbsolve.solver.away import may_move, movable, moved
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.choice import Choice, bare, choices, folded, neighbours, unfolded
@@ -283,18 +284,7 @@ def solve_choosing(
     if search.best is None:
         raise NothingFound("no timetable was found; give more time, a larger work limit, or a larger memory limit")
     value, timetable, method = search.best
-    solution = Solution(
-        timetable=timetable,
-        metrics=metrics(timetable),
-        status="optimal" if value == search.bound.value_ns else "feasible",
-        value_ns=value,
-        lower_bound_ns=search.bound.value_ns,
-        bound=search.bound.name,
-        gap=relative_gap(value, search.bound.value_ns),
-        seconds=time.perf_counter() - search.started,
-        seed=seed,
-        method=method,
-        digest=problem.digest,
-        lost=search.lost,
+    solution = solution_of(
+        timetable, value, search.bound, method=method, started=search.started, seed=seed, lost=search.lost
     )
     return solution, search.interrupted

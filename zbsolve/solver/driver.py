@@ -20,13 +20,13 @@ from zbsolve.bounds import MAX_EFFORT, lower_bound
 from zbsolve.bounds.unpaired import may_pair
 from zbsolve.catalog.closing import closed
 from zbsolve.errors import InvalidInput, NothingFound, OrderError
-from zbsolve.metrics import metrics
 from zbsolve.opgraph import OpGraph
 from zbsolve.ops import Op
 from zbsolve.problem import Problem
 from zbsolve.simulate import Timer, simulate
-from zbsolve.solution import Bound, Solution, relative_gap
+from zbsolve.solution import Bound, Solution
 from zbsolve.solver.again import may_gain
+from zbsolve.solver.answer import solution_of
 from zbsolve.solver.away import may_move
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.case import Case
@@ -368,18 +368,6 @@ def _solution(problem: Problem, incumbent: Incumbent, started: float, seed: int,
         _, order = fuse(problem, order, Budget(fuse_until, trials))
     timetable = simulate(problem, order)
     value = timetable.period_ns if problem.objective == "period" else timetable.makespan_ns
-    bound = incumbent.bound
-    return Solution(
-        timetable=timetable,
-        metrics=metrics(timetable),
-        status="optimal" if value == bound.value_ns else "feasible",
-        value_ns=value,
-        lower_bound_ns=bound.value_ns,
-        bound=bound.name,
-        gap=relative_gap(value, bound.value_ns),
-        seconds=time.perf_counter() - started,
-        seed=seed,
-        method=incumbent.method,
-        digest=problem.digest,
-        lost=incumbent.lost,
+    return solution_of(
+        timetable, value, incumbent.bound, method=incumbent.method, started=started, seed=seed, lost=incumbent.lost
     )

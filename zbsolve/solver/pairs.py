@@ -20,10 +20,10 @@ from zbsolve.bounds import lower_bound
 from zbsolve.bounds.unpaired import unpaired
 from zbsolve.catalog import baseline, schedules
 from zbsolve.errors import Infeasible, NothingFound, OrderError, ScheduleConditionError
-from zbsolve.metrics import metrics
 from zbsolve.problem import Problem
 from zbsolve.simulate import simulate
 from zbsolve.solution import Bound, Solution, relative_gap
+from zbsolve.solver.answer import solution_of
 from zbsolve.solver.budget import Budget
 from zbsolve.solver.choosing import Inner, Limits
 from zbsolve.solver.incumbent import Progress
@@ -174,17 +174,6 @@ def solve_paired(
         raise NothingFound("no timetable was found; give more time, a larger work limit, or a larger memory limit")
     value, order, method = search.met[0]
     timetable = simulate(problem, order)
-    return Solution(
-        timetable=timetable,
-        metrics=metrics(timetable),
-        status="optimal" if value == search.bound.value_ns else "feasible",
-        value_ns=value,
-        lower_bound_ns=search.bound.value_ns,
-        bound=search.bound.name,
-        gap=relative_gap(value, search.bound.value_ns),
-        seconds=time.perf_counter() - search.started,
-        seed=seed,
-        method=method,
-        digest=problem.digest,
-        lost=search.lost,
+    return solution_of(
+        timetable, value, search.bound, method=method, started=search.started, seed=seed, lost=search.lost
     )

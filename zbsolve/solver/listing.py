@@ -43,6 +43,7 @@ from zbsolve.solver.network import (
     PARTNER,
     RANK,
     SHAPE,
+    SLICES,
     Row,
     Table,
 )
@@ -122,7 +123,7 @@ def see_through(net: Table, st: Table, in_flight: Row) -> None:
 
 def survey(net: Table, st: Table) -> None:
     """By rank and sequence (or whole microbatch): bytes once all forwards have run, bytes beyond, operations to go."""
-    ranks, slices = net[SHAPE][1], net[SHAPE][6]
+    ranks, slices = net[SHAPE][1], net[SHAPE][SLICES]
     microbatches = net[SHAPE][3] // slices
     held, full, extra, left = st[BEFORE], st[AFTER], st[PART], st[REST]
     oldest, newest = st[RAISED_FROM], st[RAISED_LENGTH]
@@ -149,10 +150,10 @@ def survey(net: Table, st: Table) -> None:
 
 def admits(net: Table, st: Table, node: int) -> bool:
     """Whether after a forward every sequence in flight on its rank can still end, one after the other."""
-    microbatches = net[SHAPE][3] // net[SHAPE][6]
+    microbatches = net[SHAPE][3] // net[SHAPE][SLICES]
     held, full, extra = st[BEFORE], st[AFTER], st[PART]
     r = net[RANK][node]
-    asked = node % net[SHAPE][3] // net[SHAPE][6]
+    asked = node % net[SHAPE][3] // net[SHAPE][SLICES]
     oldest = st[RAISED_FROM][r]
     if asked == oldest:
         return True
@@ -172,14 +173,14 @@ def admits(net: Table, st: Table, node: int) -> bool:
 
 def note(net: Table, st: Table, node: int) -> None:
     """Keep up by rank and sequence what is held and what is to go."""
-    microbatches, parts = net[SHAPE][3] // net[SHAPE][6], net[SHAPE][5]
+    microbatches, parts = net[SHAPE][3] // net[SHAPE][SLICES], net[SHAPE][5]
     if node >= 2 * parts:
         return
     held, left, oldest, newest = st[BEFORE], st[REST], st[RAISED_FROM], st[RAISED_LENGTH]
     r = net[RANK][node]
-    j = node % net[SHAPE][3] // net[SHAPE][6]
+    j = node % net[SHAPE][3] // net[SHAPE][SLICES]
     k = r * microbatches + j
-    if net[SHAPE][6] > 1 and node >= parts:
+    if net[SHAPE][SLICES] > 1 and node >= parts:
         # its forwards have all run, so what is freed is not taken again
         st[AFTER][k] -= net[NET_CHANGE][2 * (node % parts)]
     held[k] += net[NET_CHANGE][2 * (node % parts)] * (1 if node < parts else -1)

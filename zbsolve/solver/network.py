@@ -50,8 +50,8 @@ SHAPE = 0
 """The numbers of nodes N, ranks R, twin classes C and microbatches; 1 if each rank has one chunk and all microbatches
 are alike; the number of pairs of a stage and a microbatch; slices of a sequence; of links on which transfers queue."""
 
-LINKS = 7
-"""Where in SHAPE the last of these stands."""
+SLICES, LINKS = 6, 7
+"""Where in SHAPE the last two of these stand."""
 
 RANK, TWIN, MATE = range(1, 4)
 """By node; nodes of one twin class run in microbatch order; for B its W, for W its B, else -1."""

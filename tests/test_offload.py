@@ -373,3 +373,14 @@ def test_what_stays_takes_the_room_behind_its_release():
     problem = asked(1, 2, offload_bytes=10, memory_limit=100 + 11)
     order = order_of("F0 U0 X0 L0 D0 F1 U1 X1 L1 D1")
     assert stay(problem, order) == order_of("F0 D0 F1 D1")
+
+
+def test_no_value_is_told_that_is_too_good():
+    host = HostLink(latency_ns=20)
+    problem = replace(asked(4, 8, memory_limit=100 + 25, host_link=host), allow=ALLOW)
+    told: list[tuple[int, float]] = []
+    solution = solve(
+        problem, work_limit=3000, workers=1, on_progress=lambda p: told.append((p.value_ns, p.gap)), time_limit_s=60
+    )
+    assert told[-1][0] == solution.value_ns
+    assert all(value >= solution.value_ns and gap >= 0 for value, gap in told)

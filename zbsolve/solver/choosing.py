@@ -90,6 +90,7 @@ class _Choosing:
         self.started = time.perf_counter()
         self.bound = lower_bound(problem)
         self.best: tuple[int, Timetable, str] | None = None
+        self.told_ns: int | None = None
         self.chosen = Choice()
         self.order_of: dict[Choice, Order] = {}
         self.interrupted = False
@@ -130,6 +131,7 @@ class _Choosing:
             self.best = value, timetable, method
             self.spare(_TRIALS_NODES)
             value = self.best[0]
+            self._tell_best()
         return value
 
     def spare(self, most_nodes: int) -> None:
@@ -203,7 +205,7 @@ class _Choosing:
                 seconds=seconds,
                 steps=steps,
                 start=start,
-                on_progress=self._told(),
+                on_progress=self._told(exact=chosen == Choice(again=chosen.again)),
             )
         except (Infeasible, NothingFound):
             return
@@ -215,8 +217,31 @@ class _Choosing:
         if value is not None and (before is None or value < before):
             self.chosen, self.order_of[chosen] = chosen, order
 
-    def _told(self) -> Callable[[Progress], None] | None:
-        """Tells of what is better than all before, with the bound of the problem itself."""
+    def _tell_best(self) -> None:
+        """Tell of the best if nothing as good has been told."""
+        assert self.best is not None
+        value, _, method = self.best
+        if self.on_progress is None or (self.told_ns is not None and self.told_ns <= value):
+            return
+        self.told_ns, bound = value, self.bound
+        self.on_progress(
+            Progress(
+                seconds=time.perf_counter() - self.started,
+                value_ns=value,
+                lower_bound_ns=bound.value_ns,
+                bound=bound.name,
+                gap=relative_gap(value, bound.value_ns),
+                method=method,
+                lost=self.lost,
+            )
+        )
+
+    def _told(self, *, exact: bool) -> Callable[[Progress], None] | None:
+        """Tells of what is better than all before, with the bound of the problem itself.
+
+        Where the search sees copies that take no time, or more room than there is, its values are too good: `exact` is
+        False, and only what was lost is told.
+        """
         tell = self.on_progress
         if tell is None:
             return None
@@ -225,17 +250,19 @@ class _Choosing:
 
         def told(progress: Progress) -> None:
             nonlocal known
-            if self.best is None or progress.value_ns < self.best[0] or len(progress.lost) > known:
-                bound, known = self.bound, len(progress.lost)
-                gap = relative_gap(progress.value_ns, bound.value_ns)
-                seconds = time.perf_counter() - self.started
+            if not exact:
+                if self.best is None:
+                    return
+                progress = replace(progress, value_ns=self.best[0], method=self.best[2])
+            if self.told_ns is None or progress.value_ns < self.told_ns or len(progress.lost) > known:
+                bound, known, self.told_ns = self.bound, len(progress.lost), progress.value_ns
                 tell(
                     replace(
                         progress,
-                        seconds=seconds,
+                        seconds=time.perf_counter() - self.started,
                         lower_bound_ns=bound.value_ns,
                         bound=bound.name,
-                        gap=gap,
+                        gap=relative_gap(progress.value_ns, bound.value_ns),
                         lost=before + progress.lost,
                     )
                 )
